@@ -19,8 +19,10 @@ from app.settings import Settings
 USAGE_ERROR = 2
 CLOSE = 0.75
 """How alike an unknown flag and the one that was meant are, of 1."""
-ALIASES = {"api_keys": ("--api-key",), "cors_origins": ("--cors-origin",)}
+ALIASES: dict[str, tuple[str, ...]] = {"api_keys": ("--api-key",), "cors_origins": ("--cors-origin",), "lora": ()}
 """Flags that can be given once for each of several values."""
+SEVERAL = {"served_model_name"}
+"""Flags that take several values at once."""
 METAVARS = {
     "host": "ADDRESS",
     "port": "PORT",
@@ -30,7 +32,8 @@ METAVARS = {
     "allowed_hosts": "NAME[,NAME...]",
     "cors_origins": "ORIGIN[,ORIGIN...]",
     "model": "MODEL",
-    "served_name": "NAME",
+    "served_model_name": "NAME",
+    "lora": "NAME=FOLDER",
     "device": "DEVICE",
     "seed": "NUMBER",
     "block_size": "TOKENS",
@@ -112,7 +115,7 @@ class OneLineParser(argparse.ArgumentParser):
         if not (found := re.fullmatch(r"argument ([^:]+): (.+)", message, re.DOTALL)):
             return message
         name, problem = found[1].partition("/")[0], found[2]
-        if problem == "expected one argument":
+        if problem in ("expected one argument", "expected at least one argument"):
             return f"{name} takes a value: {self._option_string_actions[name].metavar}"
         if wrong := re.fullmatch(r"invalid choice: (\S+) \(.+\)", problem):
             return f"unknown {name} {wrong[1]}{self._choices(name)}"
@@ -172,13 +175,15 @@ def add_flags(parser: OneLineParser) -> None:
             options["metavar"] = METAVARS.get(name) or next(chain(named, of_types))
         if name in ALIASES:
             options["action"] = "append"
+        if name in SEVERAL:
+            options |= {"action": "extend", "nargs": "+"}
         group.add_argument(*flags, **options)
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """The settings that the flags and the environment give. Raises pydantic's `ValidationError`."""
     given = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
-    given |= {name: ",".join(given[name]) for name in ALIASES.keys() & given.keys()}
+    given |= {name: ",".join(given[name]) for name in (ALIASES.keys() | SEVERAL) & given.keys()}
     return Settings(**given)
 
 

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache, partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -48,6 +48,7 @@ from app.routers import (
     conversations,
     embeddings,
     files,
+    models,
     responses,
     responses_socket,
     sessions,
@@ -58,6 +59,7 @@ from app.routers.dependencies import Services
 from app.routers.files import FILES_PATH
 from app.routers.sessions import IMPORT_PATH
 from app.services import running
+from app.sessions.adapters import Adapters
 from app.sessions.keeper import SessionKeeper
 from app.sessions.keyed import KeyedRequests
 from app.sessions.lifecycle import take_notice
@@ -199,6 +201,8 @@ ROUTERS = (
     sessions.files_router,
     completions.router,
     embeddings.router,
+    models.router,
+    models.operators_router,
     responses.router,
     responses.kept_router,
     conversations.router,
@@ -313,16 +317,20 @@ def create_app(
     room = room or Load.of(settings, logging.WARNING).disk_room()
     keeper = SessionKeeper(journal, room)
     restored = keeper.load(engine.info, tenancy.api_keys)
-    feed, metrics = Feed(), Metrics(engine.info.name)
+    info = replace(engine.info, adapters=())
+    feed, metrics = Feed(), Metrics(info.name)
     table = SessionTable(settings.max_sessions, tenancy.quotas, feed)
+    executor = EngineExecutor(engine, partial(take_notice, table, keeper))
+    names = settings.served_model_name or (info.name,)
     registry = SessionRegistry(
-        EngineExecutor(engine, partial(take_notice, table, keeper)),
+        executor,
         table,
         keeper,
         tokens,
         metrics,
         settings,
         tenancy.quotas,
+        Adapters(executor, names, settings.engine().lora, settings.lora_dir),
         traces,
     )
     responses = ResponseStore(
@@ -344,7 +352,7 @@ def create_app(
     bindings = Bindings(bound_sessions, responses, registry.tool_waits, keeper.keyed)
     services = Services(
         settings=settings,
-        info=engine.info,
+        info=info,
         sampling=sampling,
         tokens=tokens,
         metrics=metrics,
@@ -359,9 +367,7 @@ def create_app(
         cluster=None if member is None else Cluster(registry, tenancy.directory, member, bindings),
         lease=lease,
         files=file_store,
-        batches=Batches(
-            file_store, registry, tenancy, lease, model=engine.info.name, max_line_bytes=int(settings.max_request_bytes)
-        ),
+        batches=Batches(file_store, registry, tenancy, lease, max_line_bytes=int(settings.max_request_bytes)),
         events=EventStreams(feed, registry, KVPolicy(settings.kv_policy), metrics.event_streams),
         started_at=int(time.time()),
     )

@@ -83,7 +83,8 @@ class Open(OfSession, frozen=True):
     KV prefixes are shared only between sessions of one `namespace` (None: that of the `tenant`): no tenant ever sees
     another's timing. KV on disk that belongs to a beginning of `token_ids` is taken up again. `interventions` are those
     that the history was computed with, `breakpoints` those that are armed. Unless the history `had_kv`, to compute it
-    does not count as recomputing.
+    does not count as recomputing. `adapter` is the digest of the LoRA adapter that the session is computed with, which
+    need not be loaded before its next turn; empty: none. Sessions of different adapters share nothing.
     """
 
     tenant: str = ""
@@ -93,6 +94,7 @@ class Open(OfSession, frozen=True):
     breakpoints: tuple[Breakpoint, ...] = ()
     interventions: tuple[Intervention, ...] = ()
     namespace: str | None = None
+    adapter: str = ""
 
 
 class Fork(OfSession, frozen=True):
@@ -182,6 +184,7 @@ class ReceiveKV(OfSession, frozen=True):
     token_ids: tuple[int, ...]
     interventions: tuple[Intervention, ...]
     namespace: str | None
+    adapter: str = ""
 
 
 class PublishKV(OfSession, frozen=True):
@@ -345,6 +348,22 @@ class Restored(Ticketed, frozen=True):
     """
 
 
+class LoadAdapter(Ticketed, frozen=True):
+    """Load the LoRA adapter in the folder `path`. Answered by `Done(LoadedAdapter)`; fails as `BadAdapter`,
+    `AdaptersFull`.
+    """
+
+    path: str
+
+
+class UnloadAdapter(Ticketed, frozen=True):
+    """Forget the adapter with that digest. Sessions that are computed with it stay. Answered by `Done(None)`; fails as
+    `WrongState` while turns of theirs wait, run or are paused.
+    """
+
+    digest: str
+
+
 class Inspect(Ticketed, frozen=True):
     """Ask for the memory map. Answered by `Done(MemoryMap)`."""
 
@@ -366,7 +385,7 @@ class KeepKV(Ticketed, frozen=True):
     within_s: float
 
 
-ServerCommand = Restored | Inspect | FreeDisk | KeepKV
+ServerCommand = Restored | Inspect | FreeDisk | KeepKV | LoadAdapter | UnloadAdapter
 SessionCommand = Open | Fork | Rewind | Close | SetPhase | FreeHost | Export | Import | SendKV | ReceiveKV | PublishKV
 BreakpointCommand = Arm | Disarm | ReadCaptures | ClearCaptures | PoolCaptures | ReadNorms | Reinstate
 MapCommand = OpenMap | MapLens | CloseMap
@@ -510,11 +529,14 @@ class ExportedKV(Struct, frozen=True):
 
 
 class ImportedKV(Struct, frozen=True):
-    """An import has been read: the history, and where in the file the `about` of the export is, in bytes."""
+    """An import has been read: the history, where in the file the `about` of the export is, in bytes, and the digest
+    of the adapter that the session is computed with.
+    """
 
     token_ids: tuple[int, ...]
     about_at: int
     about_bytes: int
+    adapter: str = ""
 
 
 class KeptKV(Struct, frozen=True):

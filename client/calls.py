@@ -96,10 +96,10 @@ class TurnOptions(TypedDict, total=False):
 
 
 def create_session(
-    metadata: Mapping[str, str] | None, ttl_s: int | None, residency: Residency | None
+    metadata: Mapping[str, str] | None, ttl_s: int | None, residency: Residency | None, model: str | None
 ) -> Call[SessionInfo]:
     """`POST /v1/sessions`."""
-    body = given({"metadata": metadata, "ttl_s": ttl_s, "residency": residency})
+    body = given({"metadata": metadata, "ttl_s": ttl_s, "residency": residency, "model": model})
     return Call("POST", "/v1/sessions", SessionInfo.model_validate_json, json=body, undo=_close_opened, is_keyed=True)
 
 
@@ -216,6 +216,16 @@ def detokenize(token_ids: Sequence[int]) -> Call[str]:
 def models() -> Call[tuple[Model, ...]]:
     """`GET /v1/models`."""
     return Call("GET", "/v1/models", lambda body: Listing[Model].model_validate_json(body).data)
+
+
+def load_model(name: str, path: str) -> Call[Model]:
+    """`POST /v1/models/load`."""
+    return Call("POST", "/v1/models/load", Model.model_validate_json, json={"name": name, "path": path})
+
+
+def unload_model(name: str) -> Call[None]:
+    """`POST /v1/models/unload`."""
+    return Call("POST", "/v1/models/unload", lambda body: None, json={"name": name})
 
 
 def health() -> Call[Health]:

@@ -27,6 +27,14 @@ class Data(Answer):
     block_tokens: int
 
 
+class Adapters(Answer):
+    """LoRA adapters that are loaded: their number, the bytes that they take on the device, and most that they may."""
+
+    count: int
+    bytes: int
+    limit_bytes: int
+
+
 class Stack(Answer):
     """Residual streams in host memory: those of `checkpoints` paused turns, and captures."""
 
@@ -96,14 +104,15 @@ class MemoryEstimate(Answer):
 
 
 class MemoryMap(Answer):
-    """The server's memory: weights (`text`), KV (`data`) and what paused turns and captures keep (`stack`); when KV
-    moves and how fast it has, and who uses it.
+    """The server's memory: weights (`text`) and adapters to them, KV (`data`) and what paused turns and captures keep
+    (`stack`); when KV moves and how fast it has, and who uses it.
 
     `sessions_by_tier` counts the sessions that have KV. `tenants` is for operators. A tenant that is none sees what its
     own sessions hold and no `cached_bytes`, an empty `moves`, and None for `counts`: those are about all tenants.
     """
 
     text: Text
+    adapters: Adapters
     data: Data
     stack: Stack
     policy: Literal["signal", "lru", "none"]

@@ -111,7 +111,7 @@ class SessionInfo(Answer):
 
     `checkpoint` is there while it is paused; `breakpoints` are ids of those that are armed. `used_at` is when a turn
     last began, paused or ended, or items came to its conversation. `tenant` is whose it is, None on a
-    server without keys.
+    server without keys. `adapter` is the LoRA adapter that it is computed with, None for the base alone.
     """
 
     id: str
@@ -119,6 +119,7 @@ class SessionInfo(Answer):
     state: SessionState
     phase: Phase
     residency: Residency
+    adapter: str | None
     tokens: int
     kv: KV
     checkpoint: CheckpointInfo | None
@@ -228,12 +229,15 @@ class DefaultSampling(Answer):
 
 
 class Model(Answer):
-    """A model that the server runs: its name in the OpenAI routes, and how many tokens fit in a session.
+    """A model that the server runs: its name in the OpenAI routes, and how many tokens fit in a session. A LoRA adapter
+    has the base's name as its `parent`, and as its `root` SHA-256 over its files.
 
     Breakpoints are after layers 0 to `layers` - 1, where the residual stream has `hidden_size` elements a position.
     """
 
     id: str
+    root: str
+    parent: str | None
     max_model_len: int
     layers: int
     hidden_size: int

@@ -1,5 +1,6 @@
-"""The served model as Anthropic's API lists it."""
+"""The served models as Anthropic's API lists it."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,6 +22,7 @@ def model_info(info: ModelInfo, loaded_at: int) -> dict[str, Any]:
     }
 
 
-def list_of_models(info: ModelInfo, loaded_at: int) -> dict[str, Any]:
-    """The only page of the list."""
-    return {"data": [model_info(info, loaded_at)], "has_more": False, "first_id": info.name, "last_id": info.name}
+def list_of_models(models: Sequence[tuple[ModelInfo, int]]) -> dict[str, Any]:
+    """The only page of the list, of models and when each was loaded."""
+    data = [model_info(*each) for each in models]
+    return {"data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -121,8 +122,8 @@ class LineProblem(Exception):
         self.code, self.message, self.param = code, message, param
 
 
-def read_line(line: bytes, endpoint: str, model: str) -> tuple[str, dict[str, Any]]:
-    """The `custom_id` of a line, and the body of its request. Raises `LineProblem`."""
+def read_line(line: bytes, endpoint: str, models: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """The `custom_id` of a line, and the body of its request for one of `models`. Raises `LineProblem`."""
     try:
         request = read_json(line, 0)
     except DjinnError as error:
@@ -140,8 +141,9 @@ def read_line(line: bytes, endpoint: str, model: str) -> tuple[str, dict[str, An
     if request["url"] != endpoint:
         raise LineProblem("url_mismatch", f"url must be {endpoint}, the endpoint of the batch.", "url")
     body = request["body"]
-    if body.get("model") != model:
-        raise LineProblem("model_not_found", f"The model of a line must be {model!r}, which is served here.", "model")
+    if body.get("model") not in models:
+        served = " or ".join(map(repr, models))
+        raise LineProblem("model_not_found", f"The model of a line must be {served}, which is served here.", "model")
     if body.get("stream") or body.get("background"):
         raise LineProblem("invalid_request", "stream and background must be false in a batch.", "body")
     if endpoint == "/v1/responses":
@@ -149,18 +151,18 @@ def read_line(line: bytes, endpoint: str, model: str) -> tuple[str, dict[str, An
     return request["custom_id"], body
 
 
-def next_request(opened: BinaryIO, endpoint: str, model: str) -> tuple[str, bytes] | None:
+def next_request(opened: BinaryIO, endpoint: str, models: Sequence[str]) -> tuple[str, bytes] | None:
     """The `custom_id` of the next line, and the body of its request as JSON; None at the end of the file. Raises
     `LineProblem`.
     """
     line = next(filter(bytes.strip, opened), None)
     if line is None:
         return None
-    custom_id, body = read_line(line, endpoint, model)
+    custom_id, body = read_line(line, endpoint, models)
     return custom_id, json.dumps(body).encode()
 
 
-def check_file(path: Path, endpoint: str, model: str, max_line_bytes: int) -> tuple[int, list[BatchProblem]]:
+def check_file(path: Path, endpoint: str, models: Sequence[str], max_line_bytes: int) -> tuple[int, list[BatchProblem]]:
     """How many requests the file of a batch has, and its first problems."""
     problems, seen, count = list[BatchProblem](), set[bytes](), 0
     with path.open("rb") as opened:
@@ -176,7 +178,7 @@ def check_file(path: Path, endpoint: str, model: str, max_line_bytes: int) -> tu
                     break
                 if not line.strip():
                     continue
-                custom_id, _ = read_line(line, endpoint, model)
+                custom_id, _ = read_line(line, endpoint, models)
                 known = digest_of(custom_id)
                 if known in seen:
                     raise LineProblem("duplicate_custom_id", f"{custom_id[:100]!r} is there twice.", "custom_id")

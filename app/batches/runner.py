@@ -82,7 +82,6 @@ class Batches:
         tenancy: Tenancy,
         lease: FolderLease | None,
         *,
-        model: str,
         max_line_bytes: int,
     ) -> None:
         """Load the batches of an earlier run, from `batches` in the folder of `files`. Raises `FieldOutOfRange`."""
@@ -91,7 +90,6 @@ class Batches:
         self._registry = registry
         self._tenancy = tenancy
         self._lease = lease
-        self._model = model
         self._max_line_bytes = max_line_bytes
         self._kept: dict[str, _Kept] = {}
         """By id, the oldest first."""
@@ -151,7 +149,7 @@ class Batches:
         batch = Batch(
             id=new_id("batch_"),
             endpoint=body.endpoint,
-            model=self._model,
+            model=self._registry.adapters.names[0],
             input_file_id=file.id,
             created_at=now,
             expires_at=now + WINDOW_S,
@@ -256,7 +254,7 @@ class Batches:
         path = self._files.path(batch.input_file_id)
         async with self._registry.side_work.turn(kept.owner, Lane.FILE) as piece:
             count, problems = await asyncio.to_thread(
-                check_file, path, batch.endpoint, self._model, self._max_line_bytes
+                check_file, path, batch.endpoint, self._registry.adapters.all_names, self._max_line_bytes
             )
             piece.seconds = time.perf_counter() - began
         if problems:
@@ -320,7 +318,8 @@ class Batches:
         """The `custom_id` and body of each request of the file that is not `done`. Raises `OSError`, `LineProblem`."""
         batch, side_work = kept.batch, self._registry.side_work
         with await asyncio.to_thread(self._files.path(batch.input_file_id).open, "rb") as opened:
-            while found := await side_work.run(kept.owner, next_request, opened, batch.endpoint, self._model):
+            names = self._registry.adapters
+            while found := await side_work.run(kept.owner, next_request, opened, batch.endpoint, names.all_names):
                 if digest_of(found[0]) not in done:
                     yield found
 

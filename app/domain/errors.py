@@ -205,6 +205,18 @@ class MoveUnsettled(DjinnError, status=503, code="move_unsettled", retry_after_s
     """The other server may have taken the session. This server asks until it answers. Neither serves it meanwhile."""
 
 
+class BadAdapter(FieldOutOfRange, code="bad_adapter"):
+    """A LoRA adapter that cannot be read, or is not for this model."""
+
+
+class AdaptersFull(FieldOutOfRange, code="adapters_full"):
+    """The LoRA adapters take as much memory as they may."""
+
+
+class AdapterMissing(WrongState, code="adapter_not_loaded"):
+    """The LoRA adapter that the session's history is computed with is not loaded. The session stays as it is."""
+
+
 class BadExport(FieldOutOfRange, code="bad_export"):
     """An exported session that is damaged, or not of this model."""
 

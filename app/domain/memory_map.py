@@ -20,6 +20,15 @@ class TextUse:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterUse:
+    """LoRA adapters that are loaded beside the weights, `bytes` of them; they may have `limit_bytes`."""
+
+    count: int = 0
+    bytes: int = 0
+    limit_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class BlockCounts:
     """How many blocks a session's KV takes. For each `tokens` tokens there are `full` blocks of layers that keep all,
     and `windowed` ones of layers that keep the last `most` times as many. The state of layers that fold takes `state`.
@@ -158,6 +167,7 @@ class MemoryMap:
     """
 
     text: TextUse
+    adapters: AdapterUse
     device: TierUse
     block_bytes: int
     blocks: BlockCounts

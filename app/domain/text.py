@@ -95,6 +95,14 @@ def is_host_name(text: str) -> bool:
     return True
 
 
+MODEL_NAME = "1 to 256 printable characters, without spaces, commas and ="
+
+
+def is_model_name(text: str) -> bool:
+    """Whether a served model may have that name: `MODEL_NAME`."""
+    return 0 < len(text) <= 256 and text.isprintable() and not set(text) & set(" ,=")
+
+
 def is_origin(text: str) -> bool:
     """Whether a browser can send it as `Origin`: a scheme and a host in small letters, and a port unless it is the
     scheme's own.

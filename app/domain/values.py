@@ -227,6 +227,28 @@ class ModelInfo:
     kv_dtype: str
     state_bytes: int = 0
     """Of a session, whatever its length: what layers that fold remember."""
+    adapters: tuple[LoadedAdapter, ...] = ()
+    """Those of the setting `lora`, in its order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that a session's history is computed with. `digest` is SHA-256 over its files, in hexadecimal
+    digits; `name` is what clients call it by.
+    """
+
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedAdapter:
+    """What the engine says of an adapter: the bytes that it takes, its largest rank, how many modules it changes."""
+
+    digest: str
+    nbytes: int
+    rank: int
+    modules: int
 
 
 MAX_LABEL_BYTES = 192 << 20

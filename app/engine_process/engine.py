@@ -340,12 +340,14 @@ class EngineProcess:
     def _replace(self) -> bool:
         """Start another process, in several attempts; False if the server stops meanwhile. Raises `EngineError`."""
         assert self._load is not None
+        # The server loads its adapters again: without one that is gone by now, the model still runs.
+        load = replace(self._load, engine=replace(self._load.engine, lora=()))
         for pause_s in PAUSES_S:
             if self._stopping.wait(pause_s):
                 return False
             try:
                 self._child = self._start()
-                self._child.channel.send(encode(self._load))
+                self._child.channel.send(encode(load))
                 found = self._wait_until_loaded(self._load_timeout_s)
             except (DjinnError, OSError) as error:  # the machine may be short of memory or descriptors just now
                 logger.error("no other engine could be started: %s", error)
@@ -354,7 +356,7 @@ class EngineProcess:
                 self._child.channel.send(encode(Stop()))
                 self._child.wait()
                 return False
-            if found == self.info:
+            if replace(found, adapters=self.info.adapters) == self.info:
                 return True
             logger.error("the new engine is not as the one before: %s instead of %s", found, self.info)
             self._child.kill()

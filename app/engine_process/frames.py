@@ -26,7 +26,7 @@ from app.domain.breakpoints import ALL, Edit, EditOp, Intervention, Positions, T
 from app.domain.errors import DjinnError, EngineError
 from app.domain.memory_map import MemoryMap
 from app.domain.positions import Run
-from app.domain.values import Grammar, ModelInfo, Ticket, WeightsDtype
+from app.domain.values import Grammar, LoadedAdapter, ModelInfo, Ticket, WeightsDtype
 from app.logs import Log
 from app.machine.budget import DiskRoom
 from app.messages import (
@@ -59,7 +59,8 @@ class Load:
 
     model: str
     """As `resolve` takes it."""
-    served_name: str | None
+    name: str | None
+    """The first of its names; None: as `resolve` calls it."""
     cache_dir: str
     seed: int
     weights_dtype: WeightsDtype
@@ -75,7 +76,7 @@ class Load:
         folder = settings.state_dir
         return cls(
             model=settings.model,
-            served_name=settings.served_name,
+            name=next(iter(settings.served_model_name), None),
             cache_dir=str(settings.cache_dir.expanduser()),
             seed=settings.seed,
             weights_dtype=WeightsDtype(settings.weights_dtype),
@@ -88,7 +89,7 @@ class Load:
     def find_model(self) -> ResolvedModel:
         """The model under the name that it is served by; the first time it may be fetched. Raises `DjinnError`."""
         model = resolve(self.model, cache_dir=Path(self.cache_dir), seed=self.seed, weights_dtype=self.weights_dtype)
-        return replace(model, name=self.served_name or model.name)
+        return replace(model, name=self.name or model.name)
 
     def disk_room(self) -> DiskRoom:
         """That beside the journal, or where the system keeps temporary files."""
@@ -226,7 +227,7 @@ VALUES: dict[str, Any] = {
     "NoneType": None,
     "int": int,
     **{each.__name__: each for each in (Activation, ActivationMap, ActivationNorms, Captures, ExportedKV, ImportedKV)},
-    **{each.__name__: each for each in (KeptKV, LensRows, MemoryMap, PausedTurn)},
+    **{each.__name__: each for each in (KeptKV, LensRows, LoadedAdapter, MemoryMap, PausedTurn)},
     **{each.__name__: each for each in (ReceivedPrompt, SentKV, TensorData)},
 }
 """What a `Done` may carry, by the name of its type."""

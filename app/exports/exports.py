@@ -79,7 +79,7 @@ async def import_session(registry: SessionRegistry, path: Path, owner: str | Non
         except (ValueError, FieldOutOfRange) as error:
             registry.abandon(session)
             raise BadExport(
-                f"the file's metadata, ttl_s, breakpoints or paused turn are invalid: {_reason(error)}"
+                f"the file's metadata, ttl_s, model, breakpoints or paused turn are invalid: {_reason(error)}"
             ) from error
     await registry.keep(session)
     return session
@@ -117,6 +117,14 @@ async def _furnish(registry: SessionRegistry, session: Session, found: ImportedK
     session.breakpoints = {each.id: each for each in snapshot.breakpoints}
     session.interventions = snapshot.interventions
     turn = snapshot.turn
+    if found.adapter:
+        session.adapter = registry.adapters.by_digest(found.adapter)
+        if session.adapter is None:
+            raise FieldOutOfRange(
+                f"the session is computed with the LoRA adapter {snapshot.model!r} ({found.adapter[:12]}), which is "
+                "not loaded here",
+                param="model",
+            )
     if turn is None:
         await registry.turns.furnish(session, None, None)
     else:

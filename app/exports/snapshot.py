@@ -21,7 +21,7 @@ from app.domain.breakpoints import (
     swapped,
 )
 from app.domain.text import has_more_values, is_nested_too_deep
-from app.domain.values import MAX_LABEL_BYTES, NEUTRAL, SamplingParams, StopRule, TokenLogprobs
+from app.domain.values import MAX_LABEL_BYTES, MAX_NAME, NEUTRAL, SamplingParams, StopRule, TokenLogprobs
 from app.machine.files import size
 from app.messages import ReadPaused
 from app.sessions.registry import SessionRegistry
@@ -149,6 +149,8 @@ class SessionSnapshot(_FailsFast, SessionLabels):
     breakpoints: tuple[Breakpoint, ...] = ()
     interventions: tuple[Intervention, ...] = ()
     turn: PausedTurnSnapshot | None = None
+    model: str | None = Field(None, max_length=MAX_NAME)
+    """The name of the adapter that the session is computed with; the file has its digest."""
     tensors: tuple[bytes, ...] = ()
     """In the text: what the vectors of all edits have, each once."""
 
@@ -158,6 +160,7 @@ class SessionSnapshot(_FailsFast, SessionLabels):
         return cls(
             metadata=session.metadata,
             ttl_s=session.ttl_s,
+            model=None if session.adapter is None else session.adapter.name,
             breakpoints=tuple(session.breakpoints.values()),
             interventions=session.settled_interventions,
             turn=turn,

@@ -69,6 +69,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX keyed_request_session ON keyed_request (session)",
         "CREATE INDEX keyed_request_at ON keyed_request (owner, at)",
     ),
+    ("ALTER TABLE session ADD COLUMN adapter TEXT", "ALTER TABLE session ADD COLUMN adapter_digest TEXT"),
 )
 """The first makes format `OLDEST` one newer, and so on. A step never changes once it has been released."""
 FORMAT = OLDEST + len(STEPS)

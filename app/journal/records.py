@@ -76,7 +76,8 @@ class SessionRecord:
     """A session without its history. `metadata` and `usage` are JSON; `name` is what `X-Session-ID` calls it.
 
     `forked_from` had `forked_tokens` tokens when this session was made of it. KV is shared within `namespace`; None:
-    with the owner's other sessions.
+    with the owner's other sessions. `adapter` is the name of the LoRA adapter that the history is computed with; None:
+    there is none.
     """
 
     id: SessionId
@@ -92,6 +93,8 @@ class SessionRecord:
     forked_from: SessionId | None = None
     forked_tokens: int | None = None
     namespace: str | None = None
+    adapter: str | None = None
+    adapter_digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

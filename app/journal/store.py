@@ -97,7 +97,8 @@ STRICT;
 CREATE TABLE session (
     id TEXT PRIMARY KEY, owner TEXT, name TEXT, metadata TEXT NOT NULL, ttl_s INTEGER, residency TEXT NOT NULL,
     phase TEXT NOT NULL, created_at REAL NOT NULL, used_at REAL NOT NULL, usage TEXT NOT NULL,
-    forked_from TEXT, forked_tokens INTEGER, namespace TEXT
+    forked_from TEXT, forked_tokens INTEGER, namespace TEXT,
+    adapter TEXT, adapter_digest TEXT
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE tokens (
     session TEXT NOT NULL, position INTEGER NOT NULL, ids BLOB NOT NULL, PRIMARY KEY (session, position)

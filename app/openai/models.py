@@ -8,7 +8,7 @@ from app.domain.errors import FieldOutOfRange
 from app.openai.chat import Message
 from app.openai.fields import MAX_TOOLS, FunctionTool, TemplateVariables
 from app.text.tokenizer import CharacterLimit
-from app.wire.base import LongList, TokenId, View
+from app.wire.base import LongList, TokenId, View, WireModel
 from app.wire.extras import OpenBody
 
 
@@ -26,6 +26,9 @@ class Model(BaseModel):
     """A served model. `created` is when the server loaded it, in Unix seconds; `max_model_len` is vLLM's addition.
     `chat_format` is how its answers are read, such as `hermes+think`: its form of calls, and that of its thoughts.
 
+    `root` is the base model's first name, or for a LoRA adapter SHA-256 over its files. `parent` is what an adapter is
+    for.
+
     Breakpoints are after layers 0 to `layers` - 1, where the residual stream has `hidden_size` elements a position.
     """
 
@@ -33,6 +36,8 @@ class Model(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: Literal["djinn"] = "djinn"
+    root: str
+    parent: str | None = None
     max_model_len: int
     layers: int
     hidden_size: int
@@ -41,10 +46,31 @@ class Model(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All served models: one."""
+    """All served models: the base under each of its names, then the LoRA adapters."""
 
     object: Literal["list"] = "list"
     data: list[Model]
+
+
+class LoadModelBody(WireModel):
+    """A LoRA adapter to load."""
+
+    name: str = Field(max_length=256, description="what clients will name as their model")
+    path: str = Field(max_length=4096, description="its folder, as PEFT has written it, within that of --lora-dir")
+
+
+class UnloadModelBody(WireModel):
+    """A LoRA adapter to unload."""
+
+    name: str = Field(max_length=256)
+
+
+class UnloadedModel(BaseModel):
+    """An adapter that no client can name any more."""
+
+    id: str
+    object: Literal["model"] = "model"
+    deleted: Literal[True] = True
 
 
 MAX_TOKENIZED = 1 << 20

@@ -28,7 +28,6 @@ from app.routers.api_calls import (
     ApiCallDep,
     IgnoredDep,
     OpenAIRoute,
-    check_model,
     told_of,
 )
 from app.routers.dependencies import OwnerDep, ServicesDep
@@ -66,7 +65,7 @@ async def create_message(
     services = call.services
     support = services.tool_support
     heeded = _heed(body, ignored, support)
-    check_model(services, body.model)
+    info = call.choose(body.model)
     use = body.to_tool_use()
     limit, variables = TextLimit("messages", services.info.max_model_len), heeded.variables
     side_work = services.side_work
@@ -76,7 +75,7 @@ async def create_message(
     options: Any = {"user": body.user, "opening": prompt.opening, "budget": heeded.budget}
     choices = await unless_disconnected(request, call.start(body, [prompt.token_ids], use, **options))
     writer = MessageWriter(
-        {"model": services.info.name, **told_of(prompt)},
+        {"model": info.name, **told_of(prompt)},
         len(prompt.token_ids),
         support.answer(use, has_form=body.to_grammar() is not None, opening=prompt.opening),
         on_calls=call.wait_for_tools,
@@ -106,7 +105,7 @@ async def count_message_tokens(
     """The tokens that a call with these fields has as its prompt."""
     support = services.tool_support
     variables = _heed(body, ignored, support).variables
-    check_model(services, body.model)
+    services.sessions.adapters.get(body.model)
     limit = tokenized_limit("messages", services.info.max_model_len)
     seal = support.seal.of(owner)
     prompt = await services.side_work.run(owner, message_prompt, body, services.tokens, support, seal, variables, limit)

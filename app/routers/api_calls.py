@@ -21,13 +21,14 @@ from app.domain.errors import (
     MalformedRequest,
     Moved,
     Moving,
-    UnknownModel,
+    WrongState,
 )
-from app.domain.values import MAX_NAME
+from app.domain.values import MAX_NAME, Adapter, ModelInfo
 from app.engine_process.turn import Turn
 from app.logs import is_background
 from app.openai.choices import Choices, OpenSession
 from app.routers.dependencies import CleanupDep, KeyedDep, OwnerDep, Services, ServicesDep, errors
+from app.sessions.adapters import ServedAdapter
 from app.sessions.keyed import KeyedRequest
 from app.sessions.session import Session
 from app.sessions.table import holding
@@ -203,10 +204,38 @@ class ApiCall:
     """What `client_hints` says of the caller."""
     stays_connected: bool = False
     """Whether its client may go on after it on the same connection."""
+    adapter: Adapter | None = None
+    """The one that it asks for; None: it asks for the base."""
     is_aside: bool = False
     """Whether it runs in no session, as the named one is busy with something else."""
     _session: Session | None = None
     _turn: Turn | None = None
+
+    def choose(self, model: str | None) -> ModelInfo:
+        """Have the call's turns computed by the model of that name. Returns it, under the name that answers tell.
+
+        Raises `UnknownModel`.
+        """
+        found = self.services.sessions.adapters.get(model)
+        self.adapter = None if found is None else found.adapter
+        return self.services.info if found is None else as_model(self.services.info, found)
+
+    def named_session(self) -> Session | None:
+        """The session that the call names, if there is one. Raises what `BoundSessions.find` does, and `WrongState` for
+        the id of a session of another model.
+        """
+        if self.session_name is None:
+            return None
+        session = self.services.bound_sessions.find(self.owner, self.session_name, self.adapter)
+        if session is not None and not session.is_of(self.adapter):
+            base = self.services.info.name
+            theirs, ours = (base if each is None else each.name for each in (session.adapter, self.adapter))
+            raise WrongState(
+                f"session {session.id} is of model {theirs!r}, and the call asks for {ours!r}: a session keeps its "
+                "model; leave its id out, or name another session",
+                param="model",
+            )
+        return session
 
     async def requests(
         self,
@@ -294,11 +323,11 @@ class ApiCall:
         services, named = self.services, session is not None or self.session_name is not None
         if session is None and self.session_name is not None:
             with suppress(Moved, Moving):  # which `start` raises
-                session = services.bound_sessions.find(self.owner, self.session_name)
+                session = self.named_session()
             sessions = [] if session is None else [session]
         elif session is None:
             alike = services.bound_sessions.begun_alike
-            sessions = [] if is_background() else alike(self.owner, prompt.token_ids)
+            sessions = [] if is_background() else alike(self.owner, prompt.token_ids, self.adapter)
         else:
             sessions = [session]
         pasts = [each.past for each in sessions if each.usage.answers]
@@ -322,7 +351,7 @@ class ApiCall:
         if self.session_name is None or len(prompts) != 1:
             return
         bound = self.services.bound_sessions
-        session = bound.find(self.owner, self.session_name)
+        session = self.named_session()
         if session is None or not session.under_way:
             return
         self.is_aside = not bound.goes_on(session, prompts[0])
@@ -375,21 +404,21 @@ class ApiCall:
         if self.is_aside or (name is None and not (self.binds and n == len(prompts) == 1)):
             # For all or none: a refused call must close nothing.
             sessions.make_room(self.owner, n * len(prompts))
-            return partial(sessions.ephemeral, self.owner, metadata=metadata)
+            return partial(sessions.ephemeral, self.owner, metadata=metadata, adapter=self.adapter)
         if n > 1:
             raise FieldOutOfRange(f"n must be 1 with {SESSION_HEADER}: a session has one history", param="n")
         if len(prompts) > 1:
             raise FieldOutOfRange(f"prompt must be one prompt with {SESSION_HEADER}", param="prompt")
         bound = self.services.bound_sessions
         if name is None:
-            session = bound.find_continued(self.owner, prompts[0], metadata)
+            session = bound.find_continued(self.owner, prompts[0], metadata, self.adapter)
         else:
-            session = bound.find(self.owner, name)
+            session = self.named_session()
         if session is None:
             if name is None:
-                session = bound.open_unnamed(self.owner, self.cleanup, metadata=metadata)
+                session = bound.open_unnamed(self.owner, self.cleanup, metadata=metadata, adapter=self.adapter)
             else:
-                session = bound.open(self.owner, name, metadata=metadata)
+                session = bound.open(self.owner, name, metadata=metadata, adapter=self.adapter)
             undo.callback(sessions.drop, session)
         self._session = session
         self.cleanup.enter_context(holding(session))  # it moves to no other server before the call is over
@@ -416,10 +445,9 @@ def with_session(response: Response, session: Session) -> Response:
     return response
 
 
-def check_model(services: Services, name: str | None) -> None:
-    """Raise `UnknownModel` for a `name` that is not the served model's."""
-    if name not in (None, services.info.name):
-        raise UnknownModel(f"there is no model {name!r} here, only {services.info.name!r}", param="model")
+def as_model(info: ModelInfo, adapter: ServedAdapter) -> ModelInfo:
+    """What is served under the adapter's name."""
+    return replace(info, name=adapter.adapter.name, adapters=(adapter.loaded,))
 
 
 def _check_count(settings: Settings, *, prompts: int, n: int) -> None:

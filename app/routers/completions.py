@@ -5,22 +5,16 @@ from functools import partial
 from itertools import chain, starmap
 from typing import Any
 
-from fastapi import APIRouter, HTTPException, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Request, Response
 
-from app.anthropic.models import VERSION_HEADER, list_of_models, model_info
-from app.domain.errors import NotFound
 from app.domain.values import ModelInfo
 from app.openai.answers import ChatChunkWriter, collect, head_of, stream, whole_choice, whole_json
 from app.openai.chat import ChatBody, chat_of
 from app.openai.chat_prompt import chat_prompt
 from app.openai.completions import CompletionBody, CompletionChunkWriter, Echo, whole_continuation
 from app.openai.models import (
-    DefaultSampling,
     DetokenizeAnswer,
     DetokenizeBody,
-    Model,
-    ModelList,
     TokenizeAnswer,
     TokenizeBody,
     tokenized_limit,
@@ -31,7 +25,6 @@ from app.routers.api_calls import (
     ApiCallDep,
     IgnoredDep,
     OpenAIRoute,
-    check_model,
     generation_responses,
     openai_errors,
     told_of,
@@ -59,7 +52,7 @@ async def create_chat_completion(request: Request, body: ChatBody, call: ApiCall
     heeded = support.heed(body.wish())
     ignored.add(heeded.ignored)
     ignored.read(body)
-    check_model(services, body.model)
+    info = call.choose(body.model)
     use = body.to_tool_use()
     limit, variables = TextLimit("messages", services.info.max_model_len), heeded.variables
     prompt = await services.side_work.run(
@@ -84,7 +77,7 @@ async def create_chat_completion(request: Request, body: ChatBody, call: ApiCall
         thinks=support.thinking is not None,
         on_calls=call.wait_for_tools,
     )
-    head = head_of("chatcmpl", services.info) | told_of(prompt)
+    head = head_of("chatcmpl", info) | told_of(prompt)
     if body.stream:
         head["object"], lengths = "chat.completion.chunk", [len(prompt.token_ids)]
         events = stream(aiter(choices), writer, head, n=body.n, prompt_tokens=lengths, options=body.shown_usage)
@@ -106,7 +99,7 @@ async def create_completion(request: Request, body: CompletionBody, call: ApiCal
     """Go on with each prompt. A client that disconnects cancels its turns."""
     services = call.services
     ignored.read(body)
-    check_model(services, body.model)
+    info = call.choose(body.model)
     prompts = await services.side_work.run(call.owner, _encode, body.prompts, services.tokens, services.info)
     starting = call.start(
         body,
@@ -123,7 +116,7 @@ async def create_completion(request: Request, body: CompletionBody, call: ApiCal
         logprobs=body.logprobs is not None,
         token_ids=body.return_token_ids,
     )
-    head = head_of("cmpl", services.info) | {"object": "text_completion"}
+    head = head_of("cmpl", info) | {"object": "text_completion"}
     if body.stream:
         lengths = [len(prompt.token_ids) for prompt in prompts]
         events = stream(aiter(choices), writer, head, n=body.n, prompt_tokens=lengths, options=body.shown_usage)
@@ -156,43 +149,11 @@ ANSWERS = {**openai_errors(404), 200: {"headers": IGNORED_DESCRIPTION}}
 LISTED = {**openai_errors(), 200: {"headers": IGNORED_DESCRIPTION}}
 
 
-@router.get("/v1/models", operation_id="listModels", response_model=ModelList, responses=LISTED)
-async def list_models(request: Request, services: ServicesDep) -> ModelList | Response:
-    """The served models. With the header `anthropic-version`, as Anthropic's API lists them."""
-    if VERSION_HEADER in request.headers:
-        return JSONResponse(list_of_models(services.info, services.started_at))
-    return ModelList(data=[_model(services)])
-
-
-@router.get("/v1/models/{model:path}", operation_id="getModel", response_model=Model, responses=ANSWERS)
-async def get_model(model: str, request: Request, services: ServicesDep) -> Model | Response:
-    """One served model. Its name may hold slashes. With the header `anthropic-version`, as Anthropic's API has it."""
-    if not model:
-        raise HTTPException(NotFound.status)  # what any other path that ends in a slash gets
-    check_model(services, model)
-    if VERSION_HEADER in request.headers:
-        return JSONResponse(model_info(services.info, services.started_at))
-    return _model(services)
-
-
-def _model(services: Services) -> Model:
-    info = services.info
-    return Model(
-        id=info.name,
-        created=services.started_at,
-        max_model_len=info.max_model_len,
-        layers=info.num_layers,
-        hidden_size=info.hidden_size,
-        chat_format=services.tool_support.format_name,
-        default_sampling=DefaultSampling.model_validate(services.sampling),
-    )
-
-
 @router.post("/tokenize", operation_id="tokenize", responses=ANSWERS)
 async def tokenize(body: TokenizeBody, services: ServicesDep, owner: OwnerDep, ignored: IgnoredDep) -> TokenizeAnswer:
     """The tokens that a prompt or a chat becomes."""
     ignored.read(body)
-    check_model(services, body.model)
+    services.sessions.adapters.get(body.model)
     answer, left_out = await services.side_work.run(owner, _tokenize, body, services)
     ignored.add(left_out)
     return answer
@@ -204,7 +165,7 @@ async def detokenize(
 ) -> DetokenizeAnswer:
     """The text of tokens."""
     ignored.read(body)
-    check_model(services, body.model)
+    services.sessions.adapters.get(body.model)
     check_token_ids(body.tokens, services.info.vocab_size, param="tokens")
     text = await services.side_work.run(owner, services.tokens.decode, body.tokens, skip_special_tokens=False)
     return DetokenizeAnswer(prompt=text)

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from app.domain.activations import MAX_CAPTURE_BYTES
 from app.domain.breakpoints import Action, Breakpoint, When
 from app.domain.errors import Draining, FieldOutOfRange, WrongState
-from app.domain.values import FinishReason, ModelInfo, SamplingParams, StopRule
+from app.domain.values import Adapter, FinishReason, ModelInfo, SamplingParams, StopRule
 from app.messages import TurnFinished
 from app.openai.embeddings import EmbeddingBody, EmbeddingList, finished, write_embeddings
-from app.routers.api_calls import IGNORED_DESCRIPTION, IgnoredDep, OpenAIRoute, check_model, openai_errors
+from app.routers.api_calls import IGNORED_DESCRIPTION, IgnoredDep, OpenAIRoute, as_model, openai_errors
 from app.routers.dependencies import OwnerDep, Services, ServicesDep
 from app.sessions.turns import TurnRequest
 from app.text.generation import TextRule
@@ -42,8 +42,9 @@ async def create_embedding(
 ) -> Response:
     """A vector for each input. A client that disconnects cancels what is left."""
     ignored.read(body)
-    info = services.info
-    check_model(services, body.model)
+    found = services.sessions.adapters.get(body.model)
+    info = services.info if found is None else as_model(services.info, found)
+    adapter = None if found is None else found.adapter
     for field, given, most in (
         ("layer", body.layer, info.num_layers - 1),
         ("dimensions", body.dimensions, info.hidden_size),
@@ -51,7 +52,7 @@ async def create_embedding(
         if given is not None and given > most:
             raise FieldOutOfRange(f"{field} must be at most {most}", param=field)
     inputs = await services.side_work.run(owner, _encode, body, services.tokens, info)
-    vectors = await unless_disconnected(request, _embed_all(services, owner, body, inputs))
+    vectors = await unless_disconnected(request, _embed_all(services, owner, body, inputs, adapter))
     answer = await asyncio.to_thread(write_embeddings, vectors, body, info, sum(map(len, inputs)))
     return LargeAnswer(answer, media_type="application/json")
 
@@ -77,7 +78,11 @@ def _encode(body: EmbeddingBody, tokens: Tokens, info: ModelInfo) -> list[Sequen
 
 
 async def _embed_all(
-    services: Services, owner: str | None, body: EmbeddingBody, inputs: Sequence[Sequence[int]]
+    services: Services,
+    owner: str | None,
+    body: EmbeddingBody,
+    inputs: Sequence[Sequence[int]],
+    adapter: Adapter | None,
 ) -> list[NDArray[np.float32]]:
     """The vector of each input, a few at a time. Raises the first error, and then computes no more."""
     left = list(reversed(list(enumerate(inputs))))
@@ -87,7 +92,7 @@ async def _embed_all(
         while left:
             index, token_ids = left.pop()
             field = "input" if len(inputs) == 1 else f"input.{index}"
-            vectors[index] = await _embed(services, owner, body, token_ids, field)
+            vectors[index] = await _embed(services, owner, body, token_ids, field, adapter)
 
     limits = services.tenancy.quotas.limits(owner)
     most = min(limits.turns_at_once or AT_ONCE, limits.sessions or AT_ONCE, AT_ONCE, len(inputs))
@@ -102,13 +107,19 @@ async def _embed_all(
 
 
 async def _embed(
-    services: Services, owner: str | None, body: EmbeddingBody, token_ids: Sequence[int], field: str
+    services: Services,
+    owner: str | None,
+    body: EmbeddingBody,
+    token_ids: Sequence[int],
+    field: str,
+    adapter: Adapter | None,
 ) -> NDArray[np.float32]:
     """Compute one input in a session that lives as long, and pool what a capture has taken of it."""
     sessions, last = services.sessions, len(token_ids) - 1
     sessions.turns.room(len(token_ids), 0, param=field)
     metadata = {} if body.user is None else {"user": body.user}
-    async with sessions.ephemeral(owner, metadata=metadata) as session, AsyncExitStack() as cleanup:
+    opened = sessions.ephemeral(owner, metadata=metadata, adapter=adapter)
+    async with opened as session, AsyncExitStack() as cleanup:
         layer = services.info.num_layers - 1 if body.layer is None else body.layer
         when = When(position=last if body.pooling == "last" else None)
         await sessions.whitebox.arm(session, Breakpoint("embedding", (layer,), Action.CAPTURE, when))

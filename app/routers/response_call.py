@@ -15,7 +15,7 @@ from app.openai.response_events import Event, ResponseWriter
 from app.openai.response_input import ENCRYPTED, ResponseBody
 from app.openai.response_items import AnyItem
 from app.openai.response_store import UnstoredConversation
-from app.routers.api_calls import ApiCall, check_model
+from app.routers.api_calls import ApiCall
 from app.routers.dependencies import Services
 from app.sessions.named import IDLE_TTL_S
 from app.sessions.session import OF_RESPONSES, UNNAMED, Session
@@ -128,7 +128,7 @@ async def start_response(
     ignored.read(body)
     ignored.add(heeded.ignored)
     ignored.add(body.without_thoughts(support, seal))
-    check_model(services, body.model)
+    info = call.choose(body.model)
     previous = _previous(call, unstored, body)
     if previous is not None:
         cleanup.enter_context(holding(previous.conversation.session))
@@ -147,6 +147,7 @@ async def start_response(
     await call.meet_busy([prompt.token_ids])
     response_id = new_response_id(services.settings.replica)
     response = ResponseObject.begin(body, request.sampling, response_id, int(time.time()))
+    response.model = info.name
     if prompt.recomputed_because is not None:
         response.djinn = Djinn(recomputed_because=prompt.recomputed_because)
     if call.keyed is not None:
@@ -227,11 +228,12 @@ def _conversation(
         going_on = previous.conversation
         is_there = call.session_name is None or call.is_aside or named is going_on.session
         if body.conversation is not None:
+            call.services.sessions.give_model(going_on.session, call.adapter)
             if not is_there:
                 raise FieldOutOfRange("conversation: it is in another session than X-Session-ID", param="conversation")
             return going_on
         is_free = going_on.head is None and going_on.goes_on_after(previous)
-        if going_on.is_kept is body.store and is_there and is_free:
+        if going_on.is_kept is body.store and is_there and is_free and going_on.session.is_of(call.adapter):
             if going_on.session.name == UNNAMED:
                 call.services.bound_sessions.adopt(going_on.session)
             return going_on
@@ -241,10 +243,8 @@ def _conversation(
 
 
 def _named_session(call: ApiCall, previous: StoredResponse | None) -> Session | None:
-    if call.session_name is None:
-        return None
     try:
-        return call.services.bound_sessions.find(call.owner, call.session_name)
+        return call.named_session()
     except Moved as error:
         if previous is None:
             raise
@@ -258,18 +258,20 @@ def _open(call: ApiCall, body: ResponseBody, prompt: list[int], undo: ExitStack)
     """The session for the response: a new one, or for a response that is not stored the session that it continues."""
     services, metadata = call.services, call.labels(body, body.user)
     if call.session_name is not None and not call.is_aside:
-        session = services.bound_sessions.open(call.owner, call.session_name, metadata=metadata)
+        session = services.bound_sessions.open(call.owner, call.session_name, metadata=metadata, adapter=call.adapter)
     elif body.store:
-        session = services.sessions.create(call.owner, metadata=metadata, ttl_s=IDLE_TTL_S, name=OF_RESPONSES)
+        session = services.sessions.create(
+            call.owner, metadata=metadata, ttl_s=IDLE_TTL_S, name=OF_RESPONSES, adapter=call.adapter
+        )
     elif call.binds:
         bound = services.bound_sessions
-        found = bound.find_continued(call.owner, prompt, metadata)
+        found = bound.find_continued(call.owner, prompt, metadata, call.adapter)
         if found is not None:
             return found
-        session = bound.open_unnamed(call.owner, call.cleanup, metadata=metadata)
+        session = bound.open_unnamed(call.owner, call.cleanup, metadata=metadata, adapter=call.adapter)
         if call.stays_connected:
             session.expect()
     else:
-        session = services.sessions.create(call.owner, metadata=metadata, ephemeral=True)
+        session = services.sessions.create(call.owner, metadata=metadata, ephemeral=True, adapter=call.adapter)
     undo.callback(services.sessions.drop, session)
     return session

@@ -49,7 +49,7 @@ router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=JsonRou
 DEFAULT_SESSION = CreateSessionBody()
 
 
-@router.post("", operation_id="createSession", status_code=201, responses=errors(400, 429, 503))
+@router.post("", operation_id="createSession", status_code=201, responses=errors(400, 404, 429, 503))
 async def create_session(
     request: Request,
     services: ServicesDep,
@@ -61,10 +61,11 @@ async def create_session(
     registry, ttl_s = services.sessions, body.ttl_s or MAX_TTL_S
     if keyed is not None and keyed.is_done:
         return _opened_before(request, services, keyed)
+    adapter = registry.adapters.find(body.model)
     if body.residency is Residency.GUARANTEED:
-        session = await registry.create_guaranteed(owner, metadata=body.metadata, ttl_s=ttl_s)
+        session = await registry.create_guaranteed(owner, metadata=body.metadata, ttl_s=ttl_s, adapter=adapter)
     else:
-        session = registry.create(owner, metadata=body.metadata, ttl_s=ttl_s)
+        session = registry.create(owner, metadata=body.metadata, ttl_s=ttl_s, adapter=adapter)
     await registry.keep(session, keyed)
     return _opened(request, session, keyed)
 

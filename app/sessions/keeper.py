@@ -15,6 +15,7 @@ from app.domain.errors import DiskShort
 from app.domain.homes import Home, Homes, HomeState
 from app.domain.values import (
     NO_JOURNAL,
+    Adapter,
     ForkPoint,
     JournalState,
     ModelInfo,
@@ -242,6 +243,8 @@ def record_of(session: Session) -> SessionRecord:
         forked_from=None if origin is None else origin.session,
         forked_tokens=None if origin is None else origin.tokens,
         namespace=session.namespace,
+        adapter=None if session.adapter is None else session.adapter.name,
+        adapter_digest=None if session.adapter is None else session.adapter.digest,
     )
 
 
@@ -262,6 +265,9 @@ def session_of(record: SessionRecord, history: array[int], steering: Steering) -
         if record.forked_from is None or record.forked_tokens is None
         else ForkPoint(record.forked_from, record.forked_tokens),
         namespace=record.namespace,
+        adapter=None
+        if record.adapter is None or record.adapter_digest is None
+        else Adapter(record.adapter, record.adapter_digest),
         usage=usage,
         prompt_tokens=next((start for start in usage.answers[-1:] if start < len(history)), 0),
         history=history,

@@ -123,6 +123,7 @@ async def take_up(registry: SessionRegistry) -> None:
     """Go on with an engine that has taken a dead one's place."""
     registry.metrics.engine_restarts.inc()
     registry.turns.deadly.condemn(registry.executor.losses)
+    await registry.adapters.reload()
     await reopen(registry)
     logger.info("another engine is up; sessions: %d", len(list(registry.table)))
 
@@ -229,6 +230,7 @@ def _opening(session: Session) -> Callable[[Ticket], Open]:
         breakpoints=tuple(session.breakpoints.values()),
         interventions=session.interventions,
         namespace=session.namespace,
+        adapter=session.adapter_digest,
     )
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 
 from app.domain.errors import Moving, NameTaken, NotFound
-from app.domain.values import SessionId, SessionState, common_prefix
+from app.domain.values import Adapter, SessionId, SessionState, common_prefix
 from app.sessions.registry import SessionRegistry
-from app.sessions.session import UNNAMED, Session
+from app.sessions.session import UNNAMED, Session, bound_name
 from app.sessions.table import has_expired
 
 IDLE_TTL_S = 24 * 3600
@@ -64,23 +64,24 @@ class BoundSessions:
         self._coming = set[tuple[str | None, str]]()
         """Names of sessions that are on their way here from other servers."""
 
-    def find(self, owner: str | None, name: str) -> Session | None:
-        """The owner's session of that id, or the one opened under that name.
+    def find(self, owner: str | None, name: str, adapter: Adapter | None = None) -> Session | None:
+        """The owner's session of that id, or the one opened under that name for calls with the adapter.
 
         Closed and expired sessions count as never seen: the call brings its whole history anyway. Raises `Moved` for
         one that has gone to another server, `Moving` for one on its way there, or here.
         """
-        if (owner, name) in self._coming:
+        key = owner, bound_name(name, adapter)
+        if key in self._coming:
             raise Moving("the session of that name is on its way here from another server")
-        known = self._bound.get((owner, name))
-        found = self._registry.keeper.homes.gone_by_name(owner, name) if known is None else known.id
+        known = self._bound.get(key)
+        found = self._registry.keeper.homes.gone_by_name(*key) if known is None else known.id
         try:
             return self._registry.table.get(name if found is None else found, owner)
         except NotFound:
             return None
 
     def named(self, owner: str | None, name: str) -> Session | None:
-        """The owner's open session that was opened under that name."""
+        """The owner's open session that is `bound_as` that."""
         found = self._bound.get((owner, name))
         is_open = found is not None and found.state is not SessionState.CLOSED and not has_expired(found)
         return found if is_open else None
@@ -88,7 +89,7 @@ class BoundSessions:
     @contextmanager
     def expecting(self, session: Session) -> Iterator[None]:
         """Keep the name of a session that is on its way here. Raises `NameTaken` if another one has it."""
-        key = None if session.called is None else (session.owner, session.called)
+        key = None if session.bound_as is None else (session.owner, session.bound_as)
         if key is not None:
             if key in self._coming or self.named(*key) is not None:
                 raise NameTaken(f"another session there is called as session {session.id} is")
@@ -101,15 +102,17 @@ class BoundSessions:
 
     def adopt(self, session: Session) -> None:
         """Find a session that has come by its name, or by its history."""
-        if session.called is not None:
-            self._bound[session.owner, session.called] = session
+        if session.bound_as is not None:
+            self._bound[session.owner, session.bound_as] = session
         elif session.name == UNNAMED:
             self._forget_once(session)
             self._unnamed[session.owner][session.id] = session
 
-    def find_continued(self, owner: str | None, prompt: Sequence[int], labels: Mapping[str, str]) -> Session | None:
-        """The owner's idle session with the longest history that `prompt` continues. Of equals it is one whose `HINTS`
-        are those of the call's `labels`.
+    def find_continued(
+        self, owner: str | None, prompt: Sequence[int], labels: Mapping[str, str], adapter: Adapter | None = None
+    ) -> Session | None:
+        """The owner's idle session with the adapter that has the longest history which `prompt` continues. Of equals it
+        is one whose `HINTS` are those of the call's `labels`.
 
         Only a session of `open_unnamed` is found: its caller counts on any other. One that a breakpoint may pause is
         not found either, because a call cannot pause.
@@ -124,6 +127,8 @@ class BoundSessions:
         tokens, hints = array("I", prompt), _hints(labels)
         found, best = None, (0, False)
         for session in self._candidates(owner, tokens):
+            if not session.is_of(adapter):
+                continue
             if session.state is not SessionState.IDLE or session.leaving:
                 continue
             kept = _kept(session, tokens)
@@ -146,14 +151,14 @@ class BoundSessions:
             if length <= len(tokens):
                 yield from at_ends.get(_end(tokens, length), ())
 
-    def begun_alike(self, owner: str | None, prompt: Sequence[int]) -> list[Session]:
-        """The owner's sessions without a name whose first answer was to a beginning of the prompt, those first whose
-        histories have most in common with it.
+    def begun_alike(self, owner: str | None, prompt: Sequence[int], adapter: Adapter | None = None) -> list[Session]:
+        """The owner's sessions with the adapter and without a name whose first answer was to a beginning of the prompt,
+        those first whose histories have most in common with it.
         """
         tokens = array("I", prompt)
         found: list[tuple[int, Session]] = []
         for session in (*self._unnamed[owner].values(), *(each for each, *_ in self._once[owner].values())):
-            if session.busy or not session.usage.answers:
+            if session.busy or not session.usage.answers or not session.is_of(adapter):
                 continue
             start = max(0, session.usage.answers[0] - OPENED_TOKENS)
             if _meet(session.history, tokens, start) and tokens[:start] == session.history[:start]:
@@ -165,13 +170,22 @@ class BoundSessions:
         """Whether `prompt` continues the session's history, or asks again for the answer to it."""
         return _kept(session, array("I", prompt)) > 0
 
-    def open(self, owner: str | None, name: str, *, metadata: dict[str, str]) -> Session:
+    def open(
+        self, owner: str | None, name: str, *, metadata: dict[str, str], adapter: Adapter | None = None
+    ) -> Session:
         """A new session, to be found by that name from now on. Raises `SessionLimit` and `Draining`."""
-        session = self._registry.create(owner, metadata=metadata, ttl_s=IDLE_TTL_S, name=name)
+        session = self._registry.create(owner, metadata=metadata, ttl_s=IDLE_TTL_S, name=name, adapter=adapter)
         self.adopt(session)
         return session
 
-    def open_unnamed(self, owner: str | None, cleanup: AsyncExitStack, *, metadata: dict[str, str]) -> Session:
+    def open_unnamed(
+        self,
+        owner: str | None,
+        cleanup: AsyncExitStack,
+        *,
+        metadata: dict[str, str],
+        adapter: Adapter | None = None,
+    ) -> Session:
         """A new session, to be found by its history. While it is idle, it gives way to others at the limit. `cleanup`
         unwinds when its first call is over.
 
@@ -180,7 +194,9 @@ class BoundSessions:
 
         Raises `SessionLimit` and `Draining`.
         """
-        session = self._registry.create(owner, metadata=metadata, ttl_s=UNNAMED_TTL_S, name=UNNAMED, ephemeral=True)
+        session = self._registry.create(
+            owner, metadata=metadata, ttl_s=UNNAMED_TTL_S, name=UNNAMED, ephemeral=True, adapter=adapter
+        )
         cleanup.callback(self._rest, session)
         return session
 
@@ -227,8 +243,8 @@ class BoundSessions:
         """Forget a session that has closed, unless its name is another's by now."""
         self._forget_once(session)
         self._unnamed[session.owner].pop(session.id, None)
-        if session.called is not None and self._bound.get((session.owner, session.called)) is session:
-            del self._bound[session.owner, session.called]
+        if session.bound_as is not None and self._bound.get((session.owner, session.bound_as)) is session:
+            del self._bound[session.owner, session.bound_as]
 
 
 def _hints(labels: Mapping[str, str]) -> tuple[str | None, ...]:

@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from app.domain.errors import EngineAway, EngineStalled, FieldOutOfRange, JournalUnavailable, NotDurable
+from app.domain.errors import EngineAway, EngineStalled, FieldOutOfRange, JournalUnavailable, NotDurable, WrongState
 from app.domain.homes import Home, new_session_id
 from app.domain.memory_map import MemoryMap
-from app.domain.values import ForkPoint, Phase, Quotas, Residency, SessionId, SessionState
+from app.domain.values import Adapter, ForkPoint, Phase, Quotas, Residency, SessionId, SessionState
 from app.engine_process.executor import EngineExecutor
 from app.engine_process.turn import Turn
 from app.logs import is_background
 from app.messages import Close, Fork, Inspect, Open, Rewind, SetPhase
+from app.sessions.adapters import Adapters
 from app.sessions.charges import Charges, logprob_budget
 from app.sessions.keeper import SessionKeeper
 from app.sessions.keyed import KeyedRequest
@@ -83,9 +85,10 @@ class SessionRegistry:
         metrics: Metrics,
         settings: Settings,
         quotas: Quotas,
+        adapters: Adapters,
         traces: SpanTraces | None = None,
     ) -> None:
-        self.executor = executor
+        self.executor, self.adapters = executor, adapters
         self.table = table
         self.keeper = keeper
         self._replica = settings.replica
@@ -109,6 +112,7 @@ class SessionRegistry:
             charges,
             self.side_work,
             self.tool_waits,
+            adapters,
             settings.max_turns,
             traces,
         )
@@ -141,28 +145,42 @@ class SessionRegistry:
         ttl_s: int | None = None,
         name: str | None = None,
         ephemeral: bool = False,
+        adapter: Adapter | None = None,
     ) -> Session:
         """Open an empty session. Raises `TenantLimit`, `SessionLimit` if none gives way, `Draining` during shutdown."""
         self.make_room(owner)
-        session = Session(self.new_id(), owner, dict(metadata or {}), ttl_s, name=name, ephemeral=ephemeral)
+        labels = dict(metadata or {})
+        session = Session(self.new_id(), owner, labels, ttl_s, name=name, ephemeral=ephemeral, adapter=adapter)
         session.background = ephemeral and is_background()
         # To the engine, all batches are one tenant, whose turns have its share. Prefixes stay those of the owner.
         tenant, namespace = (BACKGROUND, owner or "") if session.background else (owner or "", None)
-        self.executor.post(lambda ticket: Open(ticket, session.id, tenant, namespace=namespace))
+        opening = partial(Open, session=session.id, tenant=tenant, namespace=namespace, adapter=session.adapter_digest)
+        self.executor.post(opening)
         self.table.add(session)
         self.keeper.note(session)
         return session
 
     async def create_guaranteed(
-        self, owner: str | None = None, *, metadata: dict[str, str] | None = None, ttl_s: int | None = None
+        self,
+        owner: str | None = None,
+        *,
+        metadata: dict[str, str] | None = None,
+        ttl_s: int | None = None,
+        adapter: Adapter | None = None,
     ) -> Session:
         """Open an empty session whose KV never gives way. Raises `Busy` also if no more of them can be promised."""
         self.table.require_guarantee(owner)
-        session = Session(self.new_id(), owner, dict(metadata or {}), ttl_s, Residency.GUARANTEED)
+        labels = dict(metadata or {})
+        session = Session(self.new_id(), owner, labels, ttl_s, Residency.GUARANTEED, adapter=adapter)
+        opening = partial(
+            Open,
+            session=session.id,
+            tenant=owner or "",
+            residency=session.residency,
+            adapter=session.adapter_digest,
+        )
         async with self.opening(session):
-            await self.executor.call(
-                lambda ticket: Open(ticket, session.id, owner or "", session.residency), stall_ends_it=True
-            )
+            await self.executor.call(opening, stall_ends_it=True)
         return session
 
     @contextlib.asynccontextmanager
@@ -217,7 +235,7 @@ class SessionRegistry:
         self.table.require_no_drain(session)
         origin = ForkPoint(session.id, len(session.history))
         child = Session(self.new_id(), session.owner, dict(session.metadata), session.ttl_s, forked_from=origin)
-        child.namespace = session.namespace
+        child.namespace, child.adapter = session.namespace, session.adapter
         child.history, child.uncounted = session.history[:], session.uncounted
         child.usage.answers = session.usage.answers[:]
         child.breakpoints, child.interventions = dict(session.breakpoints), session.interventions
@@ -266,10 +284,14 @@ class SessionRegistry:
 
     @contextlib.asynccontextmanager
     async def ephemeral(
-        self, owner: str | None = None, *, metadata: dict[str, str] | None = None
+        self,
+        owner: str | None = None,
+        *,
+        metadata: dict[str, str] | None = None,
+        adapter: Adapter | None = None,
     ) -> AsyncIterator[Session]:
         """A session for one turn: closed on the way out, which ends the turn if it still runs."""
-        session = self.create(owner, metadata=metadata, ephemeral=True)
+        session = self.create(owner, metadata=metadata, ephemeral=True, adapter=adapter)
         try:
             yield session
         finally:
@@ -290,10 +312,27 @@ class SessionRegistry:
         """Have the engine keep the session's KV only as that of a prefix. The next turn takes what is still there."""
         self._close_in_engine(session)
         if self.executor.failure is None:
-            history = tuple(session.history)
-            self.executor.post(
-                lambda ticket: Open(ticket, session.id, session.owner or "", token_ids=history, had_kv=False)
+            opening = partial(
+                Open,
+                session=session.id,
+                tenant=session.owner or "",
+                token_ids=tuple(session.history),
+                had_kv=False,
+                adapter=session.adapter_digest,
             )
+            self.executor.post(opening)
+
+    def give_model(self, session: Session, adapter: Adapter | None) -> None:
+        """Have a session that has no token yet be computed with the adapter. Raises `WrongState` for any other."""
+        if session.is_of(adapter):
+            return
+        if session.history or session.busy or session.breakpoints:
+            model = self.executor.engine.info.name if session.adapter is None else session.adapter.name
+            raise WrongState(f"session {session.id} is of model {model!r}, which it keeps", param="model")
+        self.executor.check()
+        session.adapter = adapter
+        self.release_kv(session)
+        self.keeper.note(session)
 
     def depart(self, session: Session, home: Home, responses: Iterable[str] = ()) -> None:
         """Let go of a session that another server has taken with these responses, without waiting."""

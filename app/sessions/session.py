@@ -14,6 +14,7 @@ from app.domain.breakpoints import Action, Breakpoint, Intervention, OnTimeout
 from app.domain.errors import Moving, WrongState
 from app.domain.memory_map import SessionMemory
 from app.domain.values import (
+    Adapter,
     ForkPoint,
     Phase,
     Residency,
@@ -169,6 +170,11 @@ class Watcher:
 NOBODY = Watcher()
 
 
+def bound_name(name: str, adapter: Adapter | None) -> str:
+    """The name together with the adapter: each model has its own session of one name. No header can say it."""
+    return name if adapter is None else f"{name}\n{adapter.digest}"
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Session:
     """One session. `owner` is the tenant's name (None: there are no keys); times are Unix seconds.
@@ -193,6 +199,8 @@ class Session:
     """Only sessions of the same one share its KV; None: its owner's, but for those that have one. KV that a client has
     sent may be forged, so an imported session has one of its own, and its forks have that too.
     """
+    adapter: Adapter | None = None
+    """The LoRA adapter that it is computed with, from its first token to its last; None: the base alone."""
     phase: Phase = Phase.COMPUTE
     """What was last signalled; a turn makes it `compute`."""
     returns_at: float | None = None
@@ -264,6 +272,20 @@ class Session:
     def called(self) -> str | None:
         """What its owner's calls name it by; None: they do not."""
         return None if self.name in (UNNAMED, OF_RESPONSES) else self.name
+
+    @property
+    def adapter_digest(self) -> str:
+        """That of its adapter; empty: it has none."""
+        return "" if self.adapter is None else self.adapter.digest
+
+    def is_of(self, adapter: Adapter | None) -> bool:
+        """Whether it is computed with the files of that adapter, whatever they are called."""
+        return self.adapter_digest == ("" if adapter is None else adapter.digest)
+
+    @property
+    def bound_as(self) -> str | None:
+        """What it is found by: its name, which calls for another model may use for a session of that model."""
+        return None if self.called is None else bound_name(self.called, self.adapter)
 
     @property
     def gives_way(self) -> bool:

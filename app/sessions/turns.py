@@ -19,6 +19,7 @@ from app.engine_process.executor import EngineExecutor
 from app.engine_process.turn import Turn
 from app.journal.records import DoneTurn
 from app.messages import Failed, Fork, Paused, Reinstate, Submit, TurnEvent, TurnFinished
+from app.sessions.adapters import Adapters
 from app.sessions.charges import MOST_RESERVED, Charges, TurnCharge, TurnNeed, reported
 from app.sessions.guards import DeadlyTurns
 from app.sessions.keeper import SessionKeeper
@@ -76,6 +77,7 @@ class Turns:
     _charges: Charges
     _side_work: SideWork
     _tool_waits: ToolWaits
+    _adapters: Adapters
     _max_turns: int
     _traces: SpanTraces | None
     _known_grammars: OrderedDict[Grammar, None] = field(default_factory=OrderedDict)
@@ -118,9 +120,10 @@ class Turns:
 
         Raises `WrongState` unless idle, and if it is not `pausable` but a breakpoint pauses, `Busy` when the queue is
         full, what `Charges.reserve` raises, `Draining`, `Moving`, `FieldOutOfRange` if there is no token to start from,
-        and `DeadlyTurn`.
+        `DeadlyTurn`, and `AdapterMissing`.
         """
         session.require(SessionState.IDLE, to="start a turn")
+        self._adapters.require(session.adapter)
         self._table.require_no_drain(session)
         if not request.pausable and session.pausing:
             raise WrongState(
@@ -184,7 +187,8 @@ class Turns:
         """
         if self._traces is None:
             return
-        start = TurnStart(session.id, session.owner, self._executor.engine.info.name, session.kv, session.max_tokens)
+        model = self._executor.engine.info.name if session.adapter is None else session.adapter.name
+        start = TurnStart(session.id, session.owner, model, session.kv, session.max_tokens)
         if request is not None:
             start = replace(start, param=request.param, sampling=request.sampling)
         session.trace = self._traces.begin(replace(start, copy_of=copy_of))

@@ -18,7 +18,7 @@ from app.domain.text import (
     is_private_name,
 )
 from app.logs import LogFormat
-from app.settings.values import ENDPOINTS, TRACES_PATH, none_or_path, variable
+from app.settings.values import ENDPOINTS, TRACES_PATH, none_or_path, split_words, variable
 
 WORDS = {"api_keys": "key", "allowed_hosts": "name", "cors_origins": "origin"}
 """What the settings are lists of."""
@@ -63,11 +63,7 @@ class AccessSettings(BaseModel):
     @field_validator("api_keys", "allowed_hosts", "cors_origins", mode="before")
     @classmethod
     def _split_words(cls, value: object, info: ValidationInfo) -> object:
-        words = value.split(",") if isinstance(value, str) else value
-        if isinstance(words, list | tuple) and "" in words:
-            what = WORDS[info.field_name or ""]
-            raise ValueError(f"empty {what}: each has at least 1 character")
-        return tuple(words) if isinstance(words, list) else words
+        return split_words(value, WORDS[info.field_name or ""])
 
     @field_validator("allowed_hosts")
     @classmethod

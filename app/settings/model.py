@@ -1,12 +1,15 @@
 """Settings of the model, how it is computed, and where its weights and KV are."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ByteSize, Field, WithJsonSchema, field_validator, model_validator
+from pydantic_settings import NoDecode
 
+from app.domain.text import MODEL_NAME, is_model_name
 from app.domain.values import KVBudget
-from app.settings.values import Budget, none_if_auto, none_or_path, not_empty
+from app.settings.values import Budget, none_if_auto, none_or_path, not_empty, split_words
 
 
 class ModelSettings(BaseModel):
@@ -15,7 +18,24 @@ class ModelSettings(BaseModel):
     model: str = Field(
         "smollm2-135m-instruct", description="a pulled name, a folder, a .gguf file, a hub id or random:SHAPE"
     )
-    served_name: str | None = Field(None, description="the model's name in the API (default: the last part of --model)")
+    served_model_name: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="the model's names in the API, separated by spaces or commas; answers tell the first (default: the "
+        "last part of --model)",
+    )
+    lora: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="comma-separated, or --lora once for each: LoRA adapters as NAME=FOLDER, where PEFT has written "
+        "the folder. A client chooses one as its model",
+    )
+    lora_dir: Annotated[Path | None, BeforeValidator(none_or_path)] = Field(
+        None,
+        description="folder from which operators load adapters while the server runs, with POST /v1/models/load "
+        "(default: none)",
+    )
+    max_lora_bytes: ByteSize = Field(
+        ByteSize(256 << 20), description="memory of the device for all adapters; with none to come, it is left to KV"
+    )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     tensor_parallel: int = Field(
         1,
@@ -94,6 +114,24 @@ class ModelSettings(BaseModel):
     )
     block_size: int = Field(16, ge=1, le=256, description="tokens in one KV block")
 
+    @field_validator("served_model_name", "lora", mode="before")
+    @classmethod
+    def _split_names(cls, value: object) -> object:
+        return split_words(value, "name")
+
+    @field_validator("lora")
+    @classmethod
+    def _only_adapters(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for word in value:
+            if not word.partition("=")[2]:
+                raise ValueError(f"{word[:80]!r} is not NAME=FOLDER")
+        return value
+
+    @model_validator(mode="after")
+    def _names_are_different(self) -> Self:
+        _require_names([*self.served_model_name, *(word.partition("=")[0] for word in self.lora)])
+        return self
+
     @model_validator(mode="after")
     def _every_budget_counts(self) -> Self:
         lower = [name for name in ("kv_host", "kv_disk") if getattr(self, name) is not None]
@@ -104,3 +142,11 @@ class ModelSettings(BaseModel):
         if self.kv_host == KVBudget() and self.kv_disk not in (None, KVBudget()):
             raise ValueError("kv_disk: KV goes to disk over host memory, so kv_host must not be 0")
         return self
+
+
+def _require_names(names: Sequence[str]) -> None:
+    for name in names:
+        if not is_model_name(name):
+            raise ValueError(f"{name[:80]!r} is no name of a model: {MODEL_NAME}")
+        if names.count(name) > 1:
+            raise ValueError(f"{name!r} is there twice")

@@ -54,6 +54,10 @@ class EngineSettings:
     max_activation_bytes: int
     """Of checkpoints and captures in host memory."""
     max_model_len: int | None
+    lora: tuple[tuple[str, str], ...]
+    """Names and folders of adapters that are loaded with the model."""
+    lora_bytes: int
+    """Most that adapters may take; 0: there are none."""
 
 
 class LimitSettings(BaseModel):
@@ -273,5 +277,10 @@ class Settings(LimitSettings, ModelSettings, ClusterSettings, AccessSettings, Ba
             "kv_dir": None if self.state_dir is None else self.state_dir.expanduser() / "kv",
             "kv_policy": KVPolicy(self.kv_policy),
             "max_activation_bytes": int(self.max_activation_bytes),
+            "lora": tuple(
+                (name, str(Path(folder).expanduser().absolute()))
+                for name, _, folder in (word.partition("=") for word in self.lora)
+            ),
+            "lora_bytes": int(self.max_lora_bytes) if self.lora or self.lora_dir else 0,
         }
         return EngineSettings(**{**{name: getattr(self, name) for name in named}, **derived})

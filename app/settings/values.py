@@ -21,6 +21,14 @@ def none_or_path(value: object) -> object:
     return None if value == "none" else not_empty(value)
 
 
+def split_words(value: object, what: str) -> object:
+    """Words that commas separate, or a list of them. Raises `ValueError` for an empty one; `what` is what each is."""
+    words = value.split(",") if isinstance(value, str) else value
+    if isinstance(words, list | tuple) and "" in words:
+        raise ValueError(f"empty {what}: each has at least 1 character")
+    return tuple(words) if isinstance(words, list) else words
+
+
 def none_if_auto(value: object) -> object:
     """`auto` is None."""
     return None if value == "auto" else value

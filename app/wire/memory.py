@@ -87,6 +87,14 @@ class TextView(View):
     streamed_bytes: int
 
 
+class AdaptersView(View):
+    """LoRA adapters that are loaded: their number, the bytes that they take on the device, and most that they may."""
+
+    count: int
+    bytes: int
+    limit_bytes: int
+
+
 class TenantUseView(BaseModel):
     """What one tenant has. KV that sessions share counts for each of them."""
 
@@ -112,14 +120,15 @@ class TenantUseView(BaseModel):
 
 
 class MemoryView(BaseModel):
-    """The memory map: weights (`text`), KV (`data`) and what paused turns and captures keep (`stack`); when KV moves
-    and how fast it has, and who uses it.
+    """The memory map: weights (`text`) and adapters to them, KV (`data`) and what paused turns and captures keep
+    (`stack`); when KV moves and how fast it has, and who uses it.
 
     `sessions_by_tier` counts the sessions that have KV. `tenants` is for operators. A tenant that is none sees what its
     own sessions hold and no `cached_bytes`, an empty `moves`, and null for `counts`: those are about all tenants.
     """
 
     text: TextView
+    adapters: AdaptersView
     data: DataView
     stack: StackView
     policy: KVPolicy
@@ -136,6 +145,7 @@ class MemoryView(BaseModel):
         """The wire form of the engine's map."""
         return cls(
             text=memory.text,
+            adapters=memory.adapters,
             data=DataView.of(memory),
             stack=memory.stack,
             policy=policy,
@@ -162,6 +172,7 @@ class MemoryView(BaseModel):
         captured = sum(memory.stack.captures.get(session.id, 0) for session in sessions)
         return cls(
             text=memory.text,
+            adapters=memory.adapters,
             data=whole.model_copy(update={tier: getattr(whole, tier).held(size) for tier, size in held.items()}),
             stack=StackView(checkpoints=len(paused), checkpoint_bytes=sum(paused), capture_bytes=captured),
             policy=policy,

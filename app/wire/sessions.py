@@ -33,6 +33,12 @@ class SessionLabels(WireModel):
 class CreateSessionBody(SessionLabels):
     """A new session."""
 
+    model: str | None = Field(
+        None,
+        max_length=MAX_NAME,
+        description="a name of /v1/models: the base, or a LoRA adapter that the session is computed with for its life "
+        "(default: the base)",
+    )
     residency: Annotated[Residency, Field(strict=False)] = Field(
         Residency.BEST_EFFORT,
         description="guaranteed: never evicted for other sessions; refused where the reserve is used up",
@@ -177,7 +183,8 @@ class SessionView(BaseModel):
     `breakpoints` are the ids of those that are armed.
 
     `used_at` is when a turn last began, paused or ended, or items came to its conversation. `tenant` is whose it is:
-    null on a server without keys. `metadata` is for its tenant: operators see none of others.
+    null on a server without keys. `adapter` is the LoRA adapter that it is computed with: null for the base alone.
+    `metadata` is for its tenant: operators see none of others.
     """
 
     id: str
@@ -185,6 +192,7 @@ class SessionView(BaseModel):
     state: SessionState
     phase: Phase
     residency: Residency
+    adapter: str | None
     tokens: int
     kv: KVView
     checkpoint: CheckpointView | None
@@ -204,6 +212,7 @@ class SessionView(BaseModel):
         return cls(
             **{name: getattr(session, name) for name in AS_THEY_ARE},
             tenant=session.owner,
+            adapter=session.adapter and session.adapter.name,
             tokens=len(session.history),
             checkpoint=session.pause and CheckpointView.of(session.pause.info, session.pause.expires_at),
             breakpoints=list(session.breakpoints),

@@ -38,13 +38,15 @@ class Sessions:
         metadata: Mapping[str, str] | None = None,
         ttl_s: int | None = None,
         residency: Residency | None = None,
+        model: str | None = None,
         timeout: Seconds = UNSET,
     ) -> Session:
         """Open a session. As a context manager it is closed at the end of the block.
 
+        `model` is one of `models()`, such as a LoRA adapter, which the session keeps; None: the base.
         With `residency="guaranteed"` its KV never gives way; `RateLimited` if the server cannot promise that to more.
         """
-        info = self._transport.send(calls.create_session(metadata, ttl_s, residency), timeout)
+        info = self._transport.send(calls.create_session(metadata, ttl_s, residency, model), timeout)
         return Session(self._transport, info)
 
     def import_from(self, path: str | Path, *, timeout: Seconds = UNSET) -> Session:
@@ -169,8 +171,22 @@ class Djinn:
         return self._transport.send(calls.estimate(tokens, bandwidth), timeout)
 
     def models(self, *, timeout: Seconds = UNSET) -> tuple[Model, ...]:
-        """The models that the server runs."""
+        """The models that the server runs: the base under each of its names, then LoRA adapters."""
         return self._transport.send(calls.models(), timeout)
+
+    def load_model(self, name: str, path: str, *, timeout: Seconds = UNSET) -> Model:
+        """Have an operator's server load a LoRA adapter from a folder below its `--lora-dir`.
+
+        Raises `Unprocessable` for one that cannot be read or is not for the model, `Conflict` if the name is taken.
+        """
+        return self._transport.send(calls.load_model(name, path), timeout)
+
+    def unload_model(self, name: str, *, timeout: Seconds = UNSET) -> None:
+        """Have an operator's server unload a LoRA adapter. Its sessions stay, and wait for the same files.
+
+        Raises `Conflict` while turns use it.
+        """
+        self._transport.send(calls.unload_model(name), timeout)
 
     def version(self, *, timeout: Seconds = UNSET) -> Version:
         """What runs on the server: its version, the model, the device and the types of numbers."""

@@ -56,7 +56,7 @@ class DjinnPeer:
         choice = choose_dtype(settings)
         flags = {
             "--model": str(model),
-            "--served-name": SERVED_NAME,
+            "--served-model-name": SERVED_NAME,
             "--dtype": settings.dtype,
             "--port": str(port),
             "--kv-policy": self.policy,

@@ -19,7 +19,8 @@ from tests.waiting import wait_until
 
 AnswerWith = Callable[[bytes], str]
 SESSION = SessionInfo.model_validate_json("""{
-    "id": "ses_1", "tenant": null, "state": "idle", "phase": "compute", "residency": "best_effort", "tokens": 0,
+    "id": "ses_1", "tenant": null, "state": "idle", "phase": "compute", "residency": "best_effort",
+    "adapter": null, "tokens": 0,
     "kv": {"tier": null, "blocks": 0, "device_bytes": 0, "host_bytes": 0, "disk_bytes": 0},
     "usage": {
         "prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0, "tokens_recomputed": 0,

@@ -147,7 +147,7 @@ once() {  # what another page runs too is run for the first of them
 DJINN = f"""#!/usr/bin/env bash
 case "$1" in
     models) "$PYTHON" -m app models list | grep -q "$3" ;;  # known by name: no test downloads it here
-    serve) exec "$PYTHON" -m app "$@" --model "$MODEL" --served-name {NAME} --port "$PORT" ;;
+    serve) exec "$PYTHON" -m app "$@" --model "$MODEL" --served-model-name {NAME} --port "$PORT" ;;
     backup | --version) "$PYTHON" -m app "$@" ;;
     doctor) "$PYTHON" -m app "$@" || [ $? = 1 ] ;;  # an error of this machine
     *) exit 2 ;;

@@ -57,6 +57,8 @@ def cpu_settings(**changed: Any) -> EngineSettings:
         "max_draft_tokens": None,
         "max_activation_bytes": 1 << 30,
         "max_model_len": None,
+        "lora": (),
+        "lora_bytes": 1 << 26,
     }
     return EngineSettings(**settings | changed)
 

@@ -40,7 +40,7 @@ def test_memory_measures_what_moves(serve_with: ServeWith) -> None:
 
 
 def test_what_is_served_is_told_as_the_operator_has_set_it(serve_with: ServeWith, http: httpx.Client) -> None:
-    other = serve_with(kv_policy="lru", served_name="house-model")
+    other = serve_with(kv_policy="lru", served_model_name="house-model")
     assert other.get("/v1/memory").json()["policy"] == "lru"
     assert other.get("/version").json()["model"] == "house-model"
     paths = http.get("/openapi.json").json()["paths"]

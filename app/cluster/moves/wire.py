@@ -10,7 +10,7 @@ from app.domain.homes import Taken
 from app.domain.values import ModelInfo, SessionId
 from app.journal.records import SessionRecord
 
-FORMAT = 2
+FORMAT = 3
 """Of an offer. One more whenever anything in it, or in a snapshot, changes its meaning."""
 PREFIX = "/v1/cluster/"
 OFFER, COMMIT, ABORT, SETTLE = (f"{PREFIX}{step}" for step in ("offer", "commit", "abort", "settle"))

@@ -4,7 +4,8 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from app import messages
 from app.domain.errors import (
@@ -16,8 +17,8 @@ from app.domain.errors import (
     NotFound,
     WrongState,
 )
-from app.domain.memory_map import MemoryMap, SessionMemory, StepCounts, TextUse, TierUse
-from app.domain.values import FinishReason, SessionId, Ticket, common_prefix
+from app.domain.memory_map import AdapterUse, MemoryMap, SessionMemory, StepCounts, TextUse, TierUse
+from app.domain.values import FinishReason, LoadedAdapter, SessionId, Ticket, common_prefix
 from app.gpu.commands.transfers import Exchange, Transfers
 from app.gpu.commands.whitebox import Whitebox
 from app.gpu.kv.phases import Phases
@@ -27,6 +28,7 @@ from app.gpu.planning.turns import Turns
 from app.gpu.state.kv_header import KVFileHeader
 from app.gpu.state.moves import Moved
 from app.gpu.state.sequence import TokenSequence
+from app.machine.files import counted
 from app.machine.handover import SocketTable
 from app.messages import Command, Done, Event, Failed
 
@@ -34,6 +36,18 @@ logger = logging.getLogger(__name__)
 
 _AT_REST = (messages.SetPhase, messages.Fork, messages.Rewind, messages.Export, messages.SendKV)
 """Commands for sessions that are idle or paused."""
+
+
+class AdapterStore(Protocol):
+    """`models.adapters.Adapters`, which has tensors."""
+
+    def load(self, folder: Path) -> LoadedAdapter: ...
+
+    def unload(self, digest: str) -> None: ...
+
+    def require(self, digest: str) -> None: ...
+
+    def use(self) -> AdapterUse: ...
 
 
 class CommandHandler:
@@ -48,6 +62,7 @@ class CommandHandler:
         *,
         text: Callable[[], TextUse],
         steps: Callable[[], StepCounts],
+        adapters: AdapterStore,
         saved: Mapping[SessionId, KVFileHeader],
         refused: Collection[SessionId],
         connections: SocketTable,
@@ -58,7 +73,7 @@ class CommandHandler:
         placement = self._placement = scheduler.placement
         self._scheduler = scheduler
         self._phases, self._turns, self._activations = phases, turns, turns.activations
-        self._text, self._steps = text, steps
+        self._text, self._steps, self._adapters = text, steps, adapters
         self._connections = connections
         self._exchanges: dict[Ticket, tuple[Command, Exchange]] = {}
         """Commands that go on until they can be answered."""
@@ -94,6 +109,8 @@ class CommandHandler:
             messages.Restored: lambda _: transfers.delete_files(),
             messages.FreeDisk: lambda command: placement.give_way(-(-command.count // placement.tiers.block_bytes)),
             messages.Inspect: lambda _: self._memory(),
+            messages.LoadAdapter: lambda command: adapters.load(Path(command.path)),
+            messages.UnloadAdapter: self._unload_adapter,
         }
         """What carries out any other command."""
 
@@ -153,6 +170,14 @@ class CommandHandler:
         if isinstance(command, messages.SendKV | messages.ReceiveKV | messages.SendPrompt | messages.ReceivePrompt):
             self._connections.discard(command.connection)
         return [Failed(command.ticket, error)]
+
+    def _unload_adapter(self, command: messages.UnloadAdapter) -> None:
+        """Forget an adapter. Raises `WrongState` while there are turns with it."""
+        digest = command.digest
+        turns = sum(each.adapter == digest and each.turn is not None for each in self.sequences)
+        if turns:
+            raise WrongState(f"{counted(turns, 'turn')} of its sessions wait, run or are paused: let them end first")
+        self._adapters.unload(digest)
 
     def _keep_kv(self, command: messages.KeepKV) -> Exchange:
         """Write the KV of sessions, the first ones first. No signal moves KV any more."""
@@ -227,7 +252,10 @@ class CommandHandler:
         return [*events, Done(command.ticket)]
 
     def submit(self, sequence: TokenSequence, command: messages.Submit) -> list[Event]:
-        """Begin a turn, whose end is the answer. Raises `WrongState`, `MalformedRequest`, `ContextTooLong`."""
+        """Begin a turn, whose end is the answer. Raises `WrongState`, `MalformedRequest`, `ContextTooLong`,
+        `AdapterMissing`.
+        """
+        self._adapters.require(sequence.adapter)
         if sequence.turn is not None:
             doing = "paused" if sequence.turn.paused else "running a turn"
             raise WrongState(f"session {command.session} is {doing}")
@@ -304,6 +332,7 @@ class CommandHandler:
         placement, size = self._placement, self._placement.tiers.block_bytes
         return MemoryMap(
             text=self._text(),
+            adapters=self._adapters.use(),
             device=TierUse(device.num_blocks * size, device.owned * size, device.cached * size),
             block_bytes=size,
             blocks=device.counts,

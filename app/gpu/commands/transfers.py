@@ -144,11 +144,12 @@ class Transfers:
         report = yield from _arrival(move)
         if report.error is not None:
             raise BadExport(f"the import failed: {report.error}")
-        sequence.tokens = list(report.token_ids)
+        sequence.tokens, sequence.adapter = list(report.token_ids), report.adapter
+        sequence.namespace = namespace_hash(command.namespace, report.adapter)
         sequence.assume_computed()
         sequence.sent = True
         self._adopt(sequence, report)
-        return messages.ImportedKV(report.token_ids, report.about_at, report.about_bytes)
+        return messages.ImportedKV(report.token_ids, report.about_at, report.about_bytes, report.adapter)
 
     def send(self, sequence: TokenSequence, command: messages.SendKV) -> Exchange:
         """Send the session. Raises `WrongState`, `EngineError`."""
@@ -278,7 +279,7 @@ class Transfers:
         host = self._host
         on_host = host.num_blocks >= host.kept_for(len(sequence.tokens)) and not host.state_blocks
         at_rest = sequence.moving is None and sequence.tier in (None, Tier.DEVICE, Tier.HOST)
-        return on_host and at_rest and not sequence.watched and not sequence.guaranteed
+        return on_host and at_rest and not (sequence.watched or sequence.guaranteed or sequence.adapter)
 
     def compute_prompt(self, command: messages.ComputePrompt) -> None:
         """Let the turn go on alone, unless it has ended, or something comes for it."""
@@ -406,16 +407,17 @@ def make_sequence(command: messages.Open | messages.ReceiveKV) -> TokenSequence:
     """The session that a command tells of. All of its history has had its KV elsewhere."""
     sequence = TokenSequence(
         command.session,
-        namespace_hash(command.tenant if command.namespace is None else command.namespace),
+        namespace_hash(command.tenant if command.namespace is None else command.namespace, command.adapter),
         command.residency is Residency.GUARANTEED,
         list(command.token_ids),
         tenant=command.tenant,
+        adapter=command.adapter,
         interventions=InterventionLog(command.interventions),
     )
     sequence.assume_computed()
     return sequence
 
 
-def namespace_hash(name: str) -> bytes:
-    """First parent of the chain of block hashes."""
-    return hashlib.blake2b(name.encode(), digest_size=16).digest()
+def namespace_hash(name: str, adapter: str = "") -> bytes:
+    """First parent of the chain of block hashes: KV of one adapter never serves another one, or none."""
+    return hashlib.blake2b(name.encode(), digest_size=16, salt=bytes.fromhex(adapter)[:16]).digest()

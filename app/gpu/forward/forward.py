@@ -23,6 +23,7 @@ from app.gpu.forward.inputs import Batches, place_runs
 from app.gpu.forward.results import LaunchedStep, SplitStep
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.kv.pools import KVPool
+from app.gpu.models.adapters import Additions
 from app.gpu.models.base import LayerStack
 from app.gpu.sampling import SampleRequest
 from app.gpu.sampling.sampler import log_probabilities
@@ -46,9 +47,17 @@ class Runner:
     """Owns the model and the KV pool's tensor. Called from the engine thread, in inference mode."""
 
     def __init__(
-        self, stack: LayerStack, pool: KVPool, streams: DeviceStreams, run_layers: RunLayers, graphs: Graphs | None
+        self,
+        stack: LayerStack,
+        pool: KVPool,
+        streams: DeviceStreams,
+        run_layers: RunLayers,
+        graphs: Graphs | None,
+        adapters: Mapping[str, Additions] = MappingProxyType({}),
     ) -> None:
-        """`graphs` replay steps in which each row has one token; None: every step runs by `run_layers`."""
+        """`graphs` replay steps in which each row has one token, and none an adapter; None: every step runs by
+        `run_layers`. `adapters` are those that are loaded, by digest.
+        """
         self.stack = stack
         self.pool = pool
         self._streams = streams
@@ -59,7 +68,8 @@ class Runner:
         self._split_size = SplitSize()
         self._folds = pool.state_blocks > 0
         """Whether sequences have states: each row reads its own, and leaves another."""
-        self._batches = Batches(pool.block_size, pool.groups)
+        self._adapters = adapters
+        self._batches = Batches(pool.block_size, pool.groups, adapters)
         self._mask_thread = ThreadPoolExecutor(1, "djinn-masks", free_from_core)
         self._alone = 0
         """Steps to come that none may overlap, as memory was too short for two."""
@@ -188,6 +198,8 @@ class Runner:
         try:
             self._staging.begin()
             stack, graphs, put = self.stack, self._graphs, self._staging.put
+            if self._adapters and any(row.sequence.adapter for row in rows):
+                graphs = None  # what adapters add is in no graph
             layers, decodes = stack.num_layers, rows[-1].length == 1  # and so have all one token: the longest is last
             step = LaunchedStep(rows, requests, stack.vocab_size, self._streams, put, self._mask_thread)
             token_ids, index = _place_tokens(rows, before, put)

@@ -5,7 +5,9 @@ Recorded work finds its rows in a `FixedBatch`, into which each step is copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 from app.domain.values import SessionId
 from app.gpu.device.streams import Put
 from app.gpu.kernels.attention.base import Batch, RowShape, place_batch
+from app.gpu.models.adapters import Additions
 from app.gpu.state.blocks import BlockId
 from app.gpu.state.segments import Row
 from app.gpu.state.sequence import TokenSequence
@@ -43,9 +46,11 @@ class Batches:
     have changed: to compare lists takes a hundredth of the time that NumPy takes to read one.
     """
 
-    def __init__(self, block_size: int, groups: int) -> None:
-        """A sequence has a block of so many tokens for each of the `groups` of layers in turn."""
-        self._block_size, self._groups = block_size, groups
+    def __init__(self, block_size: int, groups: int, adapters: Mapping[str, Additions] = MappingProxyType({})) -> None:
+        """A sequence has a block of so many tokens for each of the `groups` of layers in turn. `adapters` are those
+        that are loaded, by digest.
+        """
+        self._block_size, self._groups, self._adapters = block_size, groups, adapters
         self._array: NDArray[np.int32] = np.zeros((0, 0), np.int32)
         self._places: dict[SessionId, int] = {}
         self._written: list[list[BlockId]] = []
@@ -57,7 +62,18 @@ class Batches:
         tables = self.tables_of([row.sequence for row in rows])
         firsts = np.array([row.first for row in rows], np.int64)
         lengths = np.array([row.length for row in rows], np.int64)
-        return place_batch(firsts, lengths, tables, self._block_size, put, self._groups)
+        batch = place_batch(firsts, lengths, tables, self._block_size, put, self._groups)
+        return replace(batch, adapters=self._place_adapters(rows, put)) if self._adapters else batch
+
+    def _place_adapters(self, rows: Sequence[Row], put: Put) -> list[tuple[Additions, Places]]:
+        """The tokens of each adapter's rows."""
+        runs, start = dict[str, list[tuple[int, int]]](), 0
+        for row in rows:
+            if row.sequence.adapter:
+                runs.setdefault(row.sequence.adapter, []).append((start, start + row.length))
+            start += row.length
+        placed = ((self._adapters[digest], place_runs(some, put)) for digest, some in runs.items())
+        return [(adapter, places) for adapter, places in placed if places is not None]
 
     def tables_of(self, sequences: Sequence[TokenSequence]) -> NDArray[np.int32]:
         """`[sequences, blocks]`: each one's blocks, and zeros; as wide as the longest."""

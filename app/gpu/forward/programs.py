@@ -155,6 +155,7 @@ class RecordedLayers:
         recorded = self._mixed if prompts else self._short
         if (
             recorded is None
+            or batch.adapters  # what they add is in no program
             or first > MOST_SHORT
             or tokens - first > self._prompt_tokens
             or any(row.length <= PAGED_TOKENS for row in prompts)

@@ -443,6 +443,7 @@ class KVCache:
             child,
             sequence.namespace,
             tenant=sequence.tenant,
+            adapter=sequence.adapter,
             tokens=list(sequence.tokens),
             blocks=list(sequence.blocks),
             hashes=list(sequence.hashes) if shared else [],

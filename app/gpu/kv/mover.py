@@ -231,6 +231,8 @@ class KVMover:
             header = receive_lead(connection, self._identity, max_tokens=len(move.token_ids))
             if tuple(header.token_ids) != move.token_ids:
                 raise KVFileDamaged("its history differs from the announced one")
+            if header.adapter != move.adapter:
+                raise KVFileMismatch("its KV is computed with another adapter than the announced one")
             if move.target or not header.blocks:
                 if header.blocks > len(move.target):
                     raise KVFileDamaged(f"{header.blocks} blocks come, and a session has {len(move.target)} at most")
@@ -257,6 +259,7 @@ class KVMover:
             behind=header.behind if computed else 0,
             about_at=header.about_at,
             about_bytes=header.about_bytes,
+            adapter=header.adapter,
         )
 
     @property
@@ -268,5 +271,11 @@ class KVMover:
     def _header(self, move: Move) -> KVFileHeader:
         about_bytes = len(move.about.encode())
         return KVFileHeader(
-            self._identity, move.token_ids, move.computed, move.namespace, about_bytes, behind=move.behind
+            self._identity,
+            move.token_ids,
+            move.computed,
+            move.namespace,
+            about_bytes,
+            behind=move.behind,
+            adapter=move.adapter,
         )

@@ -51,7 +51,7 @@ class KVTiers:
     def order(self, sequence: TokenSequence, kind: MoveKind, **fields: Any) -> Move:
         """Begin a move; it takes over one reference to each of its blocks."""
         self._last += 1
-        move = Move(self._last, kind, sequence.session, **fields)
+        move = Move(self._last, kind, sequence.session, adapter=sequence.adapter, **fields)
         self._orders.append(move)
         self.in_flight[move.number] = move, sequence
         return move

@@ -30,6 +30,7 @@ from app.gpu.kernels.linear.base import (
     stack,
     stored_rows,
 )
+from app.gpu.models.adapters import Sites
 from app.gpu.models.elementwise import softcap_
 from app.gpu.state.layer_state import LayerState, attention_state
 from app.gpu.weights.bundles import Bundle, Weights
@@ -92,6 +93,7 @@ class Parts:
     bundle: Bundle
     device: torch.device
     """On which layers compute."""
+    sites: Sites
 
     def hold(self, name: str, *shape: int) -> Weight:
         """The tensor `name`, whole."""
@@ -118,7 +120,8 @@ class Parts:
                 taken = self.source.take(f"{name}.bias", (sum(sizes),))
                 taken = taken if order is None else dense_of(pick_rows(taken, order))
                 biases += [self.shard.values(part) for part in taken.split(list(sizes))]
-        return self.bundle.linear(stack(weights), torch.cat(biases) if bias else None)
+        linear = self.bundle.linear(stack(weights), torch.cat(biases) if bias else None)
+        return self.sites.adapted(linear, {name: sum(sizes) for name, sizes in modules.items()}, inputs, orders)
 
     def summed(self, name: str, outputs: int, inputs: int, *, bias: bool) -> Linear:
         """The layer that takes what each shard has of `inputs`."""
@@ -128,7 +131,7 @@ class Parts:
         """The same, of which all shards' results are yet to be summed."""
         weight = self.shard.columns(self._matrix(name, outputs, inputs))
         taken = self.shard.once(self.source.take(f"{name}.bias", (outputs,))) if bias else None
-        return self.bundle.linear(weight, taken)
+        return self.sites.adapted(self.bundle.linear(weight, taken), {name: outputs}, inputs)
 
     def _matrix(self, name: str, outputs: int, inputs: int) -> Matrix:
         if not self.family.turned:
@@ -159,12 +162,12 @@ class OwnStack:
         self.states: Sequence[LayerState] = [attention_state(self.kv_heads, self.head_dim, each) for each in windows]
         self.max_model_len = max_model_len
         self.dtype, self.device = weights.dtype, weights.device
-        self._weights, self._shard = weights, shard
+        self._weights, self._shard, self.sites = weights, shard, Sites()
         tables = None if family.tables is None else family.tables(config, max_model_len, weights)
         self._layers = list[Layer]()
         for index in range(self.num_layers):
             with weights.bundle() as bundle:
-                parts = Parts(family, config, source, shard, bundle, self.device)
+                parts = Parts(family, config, source, shard, bundle, self.device, self.sites)
                 self._layers.append(family.layer(attention, tables, index, parts))
         layer_bytes = source.nbytes // self.num_layers
         self._positions = None
@@ -174,7 +177,9 @@ class OwnStack:
         tokens = source.take_matrix(family.tokens, (self.vocab_size, self.hidden_size))
         self._tokens = weights.table(tokens)
         with weights.bundle() as bundle:
-            self._norm = family.norm(Parts(family, config, source, shard, bundle, self.device), family.final_norm)
+            self._norm = family.norm(
+                Parts(family, config, source, shard, bundle, self.device, self.sites), family.final_norm
+            )
         self._output = self._chunk(take_output_weight(source, config, tokens), layer_bytes)
         source.finish(family.unused(config))
         self._embedding_scale = family.embedding_scale(config, self.dtype)
@@ -198,6 +203,7 @@ class OwnStack:
         return embedded if self._positions is None else embedded.add_(self._positions(positions))
 
     def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
+        self.sites.rows = batch.adapters
         with self._weights.using(index):
             return self._layers[index](hidden, batch, kv)
 

@@ -112,6 +112,8 @@ class MemoryPlan:
     """Before there is a KV pool."""
     step: int
     graphs: int
+    adapters: int = 0
+    """That LoRA adapters may take, and most of which none has yet."""
 
     @property
     def kept(self) -> int:
@@ -121,11 +123,11 @@ class MemoryPlan:
     @property
     def kv(self) -> int:
         """Bytes that are left for KV."""
-        return self.free - self.step - self.graphs - self.kept
+        return self.free - self.step - self.graphs - self.adapters - self.kept
 
     def check(self, pool_bytes: int) -> None:
         """Warn if a KV pool of this size leaves too little for a step. Raises FieldOutOfRange if it does not fit."""
-        room = self.free - self.graphs
+        room = self.free - self.graphs - self.adapters
         left = room - pool_bytes
         if left < 0:
             raise FieldOutOfRange(
@@ -154,7 +156,7 @@ def plan_memory(
             "weights leave free, without any KV: lower max_step_tokens or max_running",
             param="max_step_tokens",
         ) from None
-    plan = MemoryPlan(memory.total(), memory.free(), step, graph_bytes)
+    plan = MemoryPlan(memory.total(), memory.free(), step, graph_bytes, settings.lora_bytes)
     sizes = (plan.total, plan.total - plan.free, plan.step, plan.graphs, plan.kept, plan.kv)
     logger.info(
         "%s has %s: taken %s, a step up to %s, graphs %s, left alone %s; %s for KV",

@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from app.gpu.forward.forward import Runner
 from app.gpu.forward.graphs import CudaRecorder, Graphs, layer_by_layer, run_piece
 from app.gpu.kernels.attention.base import Batch, make_batch, require_rows
 from app.gpu.kernels.cpu import release_threads, telling_of_compilation
+from app.gpu.kernels.linear import linear_maker
 from app.gpu.kernels.linear.base import MatmulPrecision
 from app.gpu.kv.loan import lend_nothing
 from app.gpu.kv.mover import KVMover
@@ -27,8 +29,10 @@ from app.gpu.kv.phases import Phases
 from app.gpu.kv.placement import Placement
 from app.gpu.kv.pools import KVPool
 from app.gpu.kv.tiers import KVTiers
+from app.gpu.models.adapters import Adapters, Additions
 from app.gpu.models.base import TOLERANCE, LayerStack, with_new_states
-from app.gpu.models.recipe import Recipe, choose_draft_tokens
+from app.gpu.models.family import OwnStack
+from app.gpu.models.recipe import Recipe, choose_draft_tokens, choose_products
 from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
@@ -98,7 +102,9 @@ def build_engine(
     scheduler = make_scheduler(stack, settings, kv, draft_tokens)
     phases = Phases(scheduler.placement, scheduler.headroom)
     progress = Progress()
-    runner = make_runner(loaded, settings, kv, recorder, progress.note)
+    adapters = make_adapters(model, loaded, settings)
+    started = tuple(adapters.load(Path(folder)) for _, folder in settings.lora)
+    runner = make_runner(loaded, settings, kv, recorder, progress.note, adapters.loaded)
     grammars = Grammars(model, stack.vocab_size)
     activations = ActivationRoom(settings.max_activation_bytes)
     turns = Turns(scheduler, limit, grammars.match, activations)
@@ -113,6 +119,7 @@ def build_engine(
         whitebox,
         text=loaded.text,
         steps=runner.counts,
+        adapters=adapters,
         saved=saved,
         refused=refused,
         connections=mover.connections,
@@ -131,8 +138,20 @@ def build_engine(
         kv_bytes_per_token=layout.block_bytes * layout.groups.size // layout.block_size if layout.keeps_tokens else 0,
         kv_dtype=layout.dtype,
         state_bytes=layout.state_blocks * layout.block_bytes,
+        adapters=started,
     )
     return Engine(info, scheduler, phases, runner, turns, handler, mover, kv.borrower, grammars, progress, loaded.close)
+
+
+def make_adapters(model: ResolvedModel, loaded: LoadedModel, settings: EngineSettings) -> Adapters:
+    """What loads LoRA adapters for a loaded model, and keeps them."""
+    stack, sites = loaded.stack, f"lora: {model.config.model_type!r} runs on Transformers' modules, without adapters"
+    products = choose_products(settings, model, stack.device, stack.dtype)
+    make = linear_maker(stack.device, stack.dtype, batch_invariant=settings.batch_invariant, products=products)
+    if loaded.ranks is not None:
+        sites = "lora: adapters are for servers without tensor_parallel"
+    found = stack.sites if isinstance(stack, OwnStack) and loaded.ranks is None else sites
+    return Adapters(found, make, stack.device, settings.lora_bytes)
 
 
 def make_scheduler(stack: LayerStack, settings: EngineSettings, kv: KV, draft_tokens: int) -> Scheduler:
@@ -167,9 +186,16 @@ def make_scheduler(stack: LayerStack, settings: EngineSettings, kv: KV, draft_to
 
 
 def make_runner(
-    loaded: LoadedModel, settings: EngineSettings, kv: KV, recorder: CudaRecorder | None, on_layer: Callable[[], None]
+    loaded: LoadedModel,
+    settings: EngineSettings,
+    kv: KV,
+    recorder: CudaRecorder | None,
+    on_layer: Callable[[], None],
+    adapters: Mapping[str, Additions],
 ) -> Runner:
-    """What runs the steps of a loaded model. `on_layer` is called before each layer that may take long."""
+    """What runs the steps of a loaded model. `on_layer` is called before each layer that may take long. `adapters` are
+    those that are loaded.
+    """
     stack, limit = loaded.stack, kv.max_model_len
     blocks = -(-limit // settings.block_size)
     graphs = None if recorder is None else record_graphs(stack, kv.pool, settings.max_running, blocks, recorder)
@@ -183,7 +209,7 @@ def make_runner(
         from app.gpu.forward.programs import RecordedLayers  # imports Numba, which only a CPU needs
 
         run_layers = RecordedLayers(stack, kv.pool, limit, settings.max_step_tokens, on_layer)
-    return Runner(stack, kv.pool, loaded.streams, run_layers, graphs)
+    return Runner(stack, kv.pool, loaded.streams, run_layers, graphs, adapters)
 
 
 @torch.inference_mode()

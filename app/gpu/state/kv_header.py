@@ -25,6 +25,8 @@ SCALE_BYTES = 4
 """Of a row of float8; see `attention.base`."""
 LENGTH_BYTES = 8
 TOKEN_BYTES = 4
+ADAPTER_BYTES = 32
+"""Of an adapter's digest."""
 MAX_TOKENS = 1 << 24
 """Of a file of the server's own, whatever its sessions may have by now."""
 
@@ -122,7 +124,8 @@ class KVFileHeader:
     """What a file holds: a history, and blocks with the KV of its first `computed_tokens` tokens. So many of these lie
     `behind` the window.
 
-    `namespace` is the one that the session shares prefixes in. `about_bytes` are the length of an export's label.
+    `namespace` is the one that the session shares prefixes in, `adapter` the digest of the LoRA adapter that its KV is
+    computed with. `about_bytes` are the length of an export's label.
     """
 
     identity: KVIdentity
@@ -132,6 +135,7 @@ class KVFileHeader:
     about_bytes: int = 0
     checksum: Checksum = Checksum.SHA256
     behind: int = 0
+    adapter: str = ""
 
     @property
     def blocks(self) -> int:
@@ -172,6 +176,7 @@ def encode_header(header: KVFileHeader) -> bytes:
             "fingerprint": header.identity.fingerprint,
             "computed_tokens": str(header.computed_tokens),
             "namespace": header.namespace.hex(),
+            **({"adapter": header.adapter} if header.adapter else {}),
             **({"groups": "{}+{}".format(*layout.groups)} if layout.groups.size > 1 else {}),
             **({"first_block": str(header.behind)} if header.behind else {}),
             **({"state": _state_of(layout)} if layout.state_bytes else {}),
@@ -229,6 +234,9 @@ def read_header(lead: bytes, expected: KVIdentity, max_tokens: int) -> KVFileHea
         behind, stripe = int(metadata.get("first_block", 0)), expected.layout.groups.size
         if behind % stripe or not 0 <= behind // stripe * expected.layout.block_size <= computed_tokens <= tokens:
             raise ValueError
+        adapter = str(metadata.get("adapter", ""))
+        if len(bytes.fromhex(adapter)) not in (0, ADAPTER_BYTES):
+            raise ValueError
         namespace, checksum = bytes.fromhex(metadata["namespace"]), checksums[metadata["version"]]
         _match(str(metadata["fingerprint"]), str(fields["kv"]["dtype"]), list(fields["kv"]["shape"][1:]), expected)
         if str(metadata.get("state", "")) not in ("", _state_of(expected.layout)):
@@ -237,7 +245,7 @@ def read_header(lead: bytes, expected: KVIdentity, max_tokens: int) -> KVFileHea
             )
     except (ValueError, TypeError, LookupError, RecursionError):
         raise KVFileDamaged("its header is not that of a session of Djinn") from None
-    header = KVFileHeader(expected, range(tokens), computed_tokens, namespace, about_bytes, checksum, behind)
+    header = KVFileHeader(expected, range(tokens), computed_tokens, namespace, about_bytes, checksum, behind, adapter)
     if encode_header(header) != lead:
         raise KVFileDamaged("its header is not as Djinn writes it")
     return header

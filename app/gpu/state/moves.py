@@ -80,6 +80,8 @@ class Move:
     max_tokens: int = 0
     """Most that a file which is imported may have."""
     namespace: BlockHash = b""
+    adapter: str = ""
+    """The digest of the one that the session is computed with."""
     connection: int = 0
     """The number of the one to the other server."""
     begins: bool = False
@@ -93,10 +95,10 @@ class Moved:
     """A mover's report: the move has ended after `seconds` of copying; `error` says why nothing of it may be used, and
     `disk_is_full` whether it is that, `is_mismatch` whether it is of another model.
 
-    `token_ids` and `computed` are what an imported file holds, and `about_bytes` from `about_at` on what it says.
-    `computed` is also what another server has sent, of a prompt even if there is an `error`, and `sent_bytes` what has
-    been sent to one. A file or a server had those blocks that are held with so many `behind` the window. `arrived` is
-    the share of a move's bytes that have: the others come to the device behind them.
+    `token_ids`, `computed` and `adapter` are what an imported file holds, and `about_bytes` from `about_at` on what it
+    says. `computed` is also what another server has sent, of a prompt even if there is an `error`, and `sent_bytes`
+    what has been sent to one. A file or a server had those blocks that are held with so many `behind` the window.
+    `arrived` is the share of a move's bytes that have: the others come to the device behind them.
     """
 
     number: int
@@ -109,5 +111,6 @@ class Moved:
     behind: int = 0
     about_at: int = 0
     about_bytes: int = 0
+    adapter: str = ""
     sent_bytes: int = 0
     arrived: float = 1.0

@@ -207,6 +207,8 @@ class TokenSequence:
     tokens: list[int] = field(default_factory=list)
     tenant: str = ""
     """Whose it is; all sessions of a server without keys are of one."""
+    adapter: str = ""
+    """The digest of the LoRA adapter that it is computed with, which its `namespace` covers; empty: none."""
     blocks: list[BlockId] = field(default_factory=list)
     """Device blocks, stripe by stripe: all that `computed` needs, or none. Those of a state come last."""
     hashes: list[BlockHash] = field(default_factory=list)

@@ -142,4 +142,4 @@ def _name_of(process: psutil.Process) -> str | None:
 
 def _flags(model: str, port: int) -> dict[str, str]:
     """In float32 a CPU gives a session the same tokens beside others as alone."""
-    return {"--model": model, "--served-name": SERVED_NAME, "--dtype": "float32", "--port": f"{port}"}
+    return {"--model": model, "--served-model-name": SERVED_NAME, "--dtype": "float32", "--port": f"{port}"}

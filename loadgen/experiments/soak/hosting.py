@@ -175,7 +175,7 @@ def _twin(plan: SoakPlan, model: str) -> HostedServer:
 
 def _flags(model: str, port: int) -> dict[str, str]:
     """In float32 a CPU gives a session the same tokens beside others as alone."""
-    return {"--model": model, "--served-name": SERVED_NAME, "--dtype": "float32", "--port": str(port)}
+    return {"--model": model, "--served-model-name": SERVED_NAME, "--dtype": "float32", "--port": str(port)}
 
 
 def shown(server: HostedServer, model: str, folder: Path) -> Server:

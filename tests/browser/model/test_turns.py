@@ -89,7 +89,7 @@ def test_the_next_step_does_not_wait_for_news(inside: Inside) -> None:
 
 
 def test_a_paused_turn_that_was_lost_with_the_server_is_explained(open_page: OpenPage, tmp_path: Path) -> None:
-    kept: dict[str, Any] = {"state_dir": tmp_path / "state", "served_name": "smollm2-135m-instruct"}
+    kept: dict[str, Any] = {"state_dir": tmp_path / "state", "served_model_name": "smollm2-135m-instruct"}
     with serve(**kept) as url, httpx.Client(base_url=url, timeout=60) as http:
         inside = Inside(http, open_page, refusals=True)
         inside.pause_at(1)

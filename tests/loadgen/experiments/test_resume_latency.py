@@ -112,7 +112,7 @@ def test_every_way_back_to_every_place_is_timed_and_leads_to_transformers_tokens
 
 def test_a_model_of_another_shape_than_the_servers_is_refused(url: str, roomy_model: Path, tmp_path: Path) -> None:
     sampling = DefaultSampling(temperature=1, top_p=1, top_k=0, min_p=0, repetition_penalty=1)
-    shape: Any = {"max_model_len": 512, "layers": 7, "hidden_size": 64}
+    shape: Any = {"max_model_len": 512, "layers": 7, "hidden_size": 64, "root": "x", "parent": None}
     served = Model(id="other", chat_format="hermes", default_sampling=sampling, **shape)
     for folder, message in ((roomy_model, "not of the shape of the server's"), (tmp_path, "reading the shape of")):
         with pytest.raises(OffloadFailed, match=message):

@@ -70,6 +70,7 @@ class Arrival:
                 tuple(array("I", self.offer.history)),
                 self.opening.computed_with,
                 self.offer.record.namespace,
+                self.offer.record.adapter_digest or "",
             )
         )
 

@@ -16,12 +16,17 @@ AT_ONCE = 8
 
 
 def require_same_model(offer: Offer, registry: SessionRegistry) -> None:
-    """Raise `PeerMismatch` if the other server runs another model, or moves sessions in another way."""
+    """Raise `PeerMismatch` if the other server runs another model, or one with an adapter that is not here, or moves
+    sessions in another way.
+    """
     if offer.format != FORMAT:
         raise PeerMismatch(f"the session is in format {offer.format} of moves, this server reads {FORMAT}")
     here = Model.of(registry.executor.engine.info)
     if offer.model != here:
         raise PeerMismatch(f"the session is of the model {offer.model}, this server runs {here}")
+    adapter, digest = offer.record.adapter, offer.record.adapter_digest
+    if digest is not None and registry.adapters.by_digest(digest) is None:
+        raise PeerMismatch(f"the session's LoRA adapter, {adapter!r} ({digest[:12]}), is not loaded there")
 
 
 def require_tenant(offer: Offer, registry: SessionRegistry, directory: Directory) -> None:

@@ -75,7 +75,7 @@ class Opening:
         """Write down that it is here. Raises `JournalUnavailable`; then that will never be found."""
         offer, session, keeper = self.offer, self.session, registry.keeper
         before = keeper.homes.of(session.id)
-        home = keeper.homes.arrive(session.id, session.owner, offer.source, offer.epoch, session.called)
+        home = keeper.homes.arrive(session.id, session.owner, offer.source, offer.epoch, session.bound_as)
         keeper.note(session, home, self.brought.records, self.brought.keyed)
         try:
             await keeper.settled(session)

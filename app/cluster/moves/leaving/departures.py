@@ -151,7 +151,7 @@ class Departures:
         sending = asyncio.ensure_future(executor.call(lambda ticket: SendKV(ticket, session.id, number)))
         try:
             # Beside the bytes, not after them: it takes a flush of the disk.
-            leaving = self._homes.leave(session.id, session.owner, peer.name, count, session.called)
+            leaving = self._homes.leave(session.id, session.owner, peer.name, count, session.bound_as)
             self._keeper.note(session, leaving)
             await self._keeper.settled(session)
         except NotDurable as error:

@@ -7,7 +7,7 @@ later can change it: its bits are the same however a prompt was cut.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -61,6 +61,8 @@ class Batch:
     """`[rows, state bytes]` uint8: what folding layers remember of each row, which they replace, if there are any."""
     token_ids: Tensor | None = None
     """`[tokens]` int64, for layers that look at them. None where a layer is run by itself."""
+    adapters: Sequence[tuple[Any, Any]] = field(default=(), kw_only=True)
+    """Which tokens are of a session with a LoRA adapter: `models.adapters.Sites.rows`."""
     others: tuple[tuple[Tensor, Tensor], ...] = field(default=(), kw_only=True)
     """`slot_blocks` and `block_tables` of each group of layers but the first (`layer_state.Groups`)."""
 
