@@ -127,11 +127,13 @@ class FreeHost(OfSession, frozen=True):
 class SetPhase(OfSession, frozen=True):
     """Say what the client is doing, and when it will go on. Answered by `Done(None)`; `Placed` tells of moves of KV.
 
-    `resume_in_ms` is counted from now; None: unknown. Fails as `WrongState` while a turn is in the session.
+    `resume_in_ms` is counted from now; None: unknown. `lengths` are the seconds that earlier waits of the kind took, in
+    ascending order, if only they tell when the session goes on. Fails as `WrongState` while a turn is in the session.
     """
 
     phase: Phase
     resume_in_ms: float | None = None
+    lengths: tuple[float, ...] = ()
 
 
 class Export(OfSession, frozen=True):

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from rich.console import Console
 
-from loadgen.commands import peers, report, schema
+from loadgen.commands import mlperf, peers, report, schema
 from loadgen.errors import LoadgenError
 from loadgen.everything import command as everything
 from loadgen.experiments.capacity import command as capacity
@@ -52,6 +52,7 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "soak": (soak, "agents that run for long while faults come, and a twin that checks every token"),
     "cluster": (cluster, "agents on several replicas while sessions move and replicas die"),
     "weights": (weights, "a model that is several times larger than the memory for its weights"),
+    "mlperf": (mlperf, "the conversations of one of MLPerf's traces of agents"),
     "report": (report, "results of density once more, one or several side by side"),
     "schema": (schema, "the form of a result file"),
     "selfcheck": (selfcheck, "whether the load generator itself tells the time right"),

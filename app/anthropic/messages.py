@@ -29,17 +29,19 @@ class TextBlock(OpenBody):
     text: str
 
 
-class SystemBlock(TextBlock):
-    """A part of the instructions. A line of Claude Code about billing, another one in each call, is for no model."""
+def without_billing(text: str) -> str:
+    """Instructions without a first line of Claude Code about billing. It is another one in each call: what follows
+    would never find its KV.
+    """
+    return text.partition("\n")[2] if text.startswith(BILLING) else text
 
-    @property
-    def is_billing(self) -> bool:
-        """Whether the prompt leaves it out: what follows would never find its KV."""
-        return self.text.startswith(BILLING)
+
+class SystemBlock(TextBlock):
+    """A part of the instructions. A line about billing is for no model."""
 
     def without_effect(self) -> Iterable[str]:
-        """The text of a line about billing."""
-        return ["text"] if self.is_billing else []
+        """The text with a line about billing."""
+        return ["text"] if self.text.startswith(BILLING) else []
 
 
 class ToolUseBlock(OpenBody):
@@ -268,8 +270,10 @@ MessageInput = TypeAliasType(
 
 def chat_of(system: str | Sequence[SystemBlock] | None, messages: Sequence[MessageInput], seal: Seal) -> Chat:
     """The conversation as chat templates read it. Messages of one role that follow each other are one."""
-    if system and not isinstance(system, str):
-        system = [block for block in system if not block.is_billing] or None
+    if system:
+        parts = [system] if isinstance(system, str) else [block.text for block in system]
+        read = [text for part in parts if (text := without_billing(part)) or not part]
+        system = "\n".join(read) if read else None
     chat: Chat = [] if system is None else [{"role": "system", "content": text_of(system)}]
     for message in messages:
         for each in message.for_template(seal):
@@ -412,6 +416,11 @@ class PromptFields(OpenBody):
         None, description="whether the model thinks (default: as its template has it)"
     )
 
+    def without_effect(self) -> list[str]:
+        """Instructions in one text that begin with a line about billing."""
+        is_billed = isinstance(self.system, str) and self.system.startswith(BILLING)
+        return ["system"] if is_billed else []
+
     def wish(self) -> Wish:
         """What the call says of thinking."""
         effort = None if self.output_config is None else self.output_config.effort
@@ -454,6 +463,10 @@ class MessagesBody(CallBody, PromptFields):
     def user(self) -> str | None:
         """The caller's name for its end user."""
         return None if self.metadata is None else self.metadata.user_id
+
+    def without_effect(self) -> list[str]:
+        """Those of the prompt, and a form beside calls that must be made."""
+        return [*PromptFields.without_effect(self), *CallBody.without_effect(self)]
 
     def own_form(self) -> Grammar | None:
         """What `output_config` says."""

@@ -55,6 +55,8 @@ MAX_OPEN, MAX_KEPT = 100, 1000
 """Open batches of one owner, and batches of one owner in all: the oldest finished ones are forgotten."""
 AGAIN = frozenset({408, 429, 502, 503})
 """Statuses that say nothing about the request: it is made again."""
+FULL = frozenset({"session_limit", "tenant_limit"})
+"""Codes of refusals that end as soon as there is room, whenever that is."""
 LONGEST_WAIT_S = 30.0
 ABOUT = ".json"
 Ending = Literal["completed", "expired", "cancelled", "failed"]
@@ -301,7 +303,7 @@ class Batches:
 
     async def _make_all(self, kept: _Kept, done: set[bytes], output: FileWriter, errors: FileWriter) -> None:
         """Raises why it ends early: a result could not be written, or the file cannot be read or is another."""
-        slots = asyncio.Semaphore(AT_ONCE)
+        slots = asyncio.Semaphore(self._at_once(kept.owner))
         try:
             async with asyncio.TaskGroup() as group:
                 async for custom_id, content in self._left(kept, done):
@@ -345,6 +347,9 @@ class Batches:
             if status not in AGAIN and self._is_here:
                 break
             wait_s = min(LONGEST_WAIT_S, float(headers.get(b"retry-after", b"1")))
+            if status == 429 and orjson.loads(answer)["error"]["code"] in FULL:
+                await self._room_for(kept.owner, wait_s)
+                wait_s = 0.0
         response = {"status_code": status, "request_id": request_id, "body": orjson.Fragment(answer)}
         writing = asyncio.create_task(
             self._write(output if status < 400 else errors, custom_id, response=response, error=None)
@@ -360,6 +365,21 @@ class Batches:
                 outcome = "completed" if status < 400 else "failed"
                 self._count(kept, **{outcome: getattr(kept.batch.request_counts, outcome) + 1})
                 self._registry.metrics.batch_requests.labels(outcome).inc()
+
+    def _at_once(self, owner: str | None) -> int:
+        """Requests of a batch that are under way: one session and one turn less than the tenant may have."""
+        limits = self._tenancy.quotas.limits(owner)
+        return min(
+            [AT_ONCE, *(max(1, most - 1) for most in (limits.sessions, limits.turns_at_once) if most is not None)]
+        )
+
+    async def _room_for(self, owner: str | None, longest_s: float) -> None:
+        """Wait until the tenant may have one more session, and a moment, in which a client of its may take it."""
+        began = time.monotonic()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self._registry.table.may_open(owner) or time.monotonic() - began > longest_s:
+                return
 
     @property
     def _is_here(self) -> bool:

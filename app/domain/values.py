@@ -257,6 +257,9 @@ edits, and as many others of its paused turn, have 171 MiB in base64. 21 MiB are
 checkpoint and log-probabilities.
 """
 
+EARLY_WAITS = 0.2
+"""Share of waits of a kind that are over before a session is expected. KV that is early takes room; late KV delays."""
+
 MAX_NAME = 256
 """Characters of a name that a caller gives a session."""
 

@@ -12,6 +12,7 @@ from app.openai.fields import (
     MAX_TOP_LOGPROBS,
     FunctionTool,
     GenerationFields,
+    ReasoningEffort,
     ResponseFormat,
     TemplateVariables,
     ThinkingBudget,
@@ -244,9 +245,7 @@ class ChatBody(GenerationFields):
     tool_choice: ToolChoice | None = Field(None, description="what is called (default: auto with tools, else none)")
     parallel_tool_calls: bool = Field(True, description="an answer may hold several calls")
     chat_template_kwargs: TemplateVariables = None
-    reasoning_effort: str | None = Field(
-        None, max_length=32, description="how much the model thinks, as its chat template takes it; none: not at all"
-    )
+    reasoning_effort: ReasoningEffort = None
     thinking_budget: ThinkingBudget = None
 
     @field_validator("top_logprobs")

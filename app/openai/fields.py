@@ -89,6 +89,12 @@ TemplateVariables = Annotated[
 ]
 
 
+ReasoningEffort = Annotated[
+    str | None,
+    Field(max_length=32, description="how much the model thinks, as its chat template takes it; none: not at all"),
+]
+
+
 ThinkingBudget = Annotated[
     int | None, Field(ge=0, le=MAX_COUNT, description="tokens after which the model ends its thoughts and answers")
 ]

@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from app.domain.errors import FieldOutOfRange
 from app.openai.chat import Message
-from app.openai.fields import MAX_TOOLS, FunctionTool, TemplateVariables
+from app.openai.fields import MAX_TOOLS, FunctionTool, ReasoningEffort, TemplateVariables
 from app.text.tokenizer import CharacterLimit
 from app.wire.base import LongList, TokenId, View, WireModel
 from app.wire.extras import OpenBody
@@ -86,6 +86,9 @@ def tokenized_limit(field: str, max_model_len: int) -> CharacterLimit:
     return CharacterLimit(field, max(MAX_TOKENIZED, CHARACTERS_OF_A_TOKEN * max_model_len))
 
 
+OF_CHATS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "reasoning_effort")
+
+
 class TokenizeBody(OpenBody):
     """A text or a chat to tokenize."""
 
@@ -106,6 +109,7 @@ class TokenizeBody(OpenBody):
     )
     return_token_strs: bool = Field(False, description="also give each token's text")
     chat_template_kwargs: TemplateVariables = None
+    reasoning_effort: ReasoningEffort = None
 
     @property
     def input_field(self) -> str:
@@ -117,7 +121,7 @@ class TokenizeBody(OpenBody):
         if (self.prompt is None) == (self.messages is None):
             both = self.prompt is not None
             raise FieldOutOfRange("give exactly one of prompt and messages", param="messages" if both else None)
-        for name in ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+        for name in OF_CHATS:
             if self.messages is None and getattr(self, name) is not None:
                 raise FieldOutOfRange(f"{name} is only allowed with messages", param=name)
         if self.prompt is None and self.add_special_tokens is not None:

@@ -153,7 +153,7 @@ class ResponseObject(BaseModel):
             output=[],
             parallel_tool_calls=body.parallel_tool_calls,
             previous_response_id=body.previous_response_id,
-            conversation=None if body.conversation is None else ConversationRef(id=body.conversation),
+            conversation=None if body.conversation is None else ConversationRef(id=body.conversation.id),
             store=body.store,
             temperature=sampling.temperature,
             text=encoded({"format": body.text_format.model_dump(by_alias=True, exclude_none=True)}),
@@ -192,6 +192,12 @@ class ResponseObject(BaseModel):
         )
 
 
+class Shortened(BaseModel):
+    """What only this server tells of a shortened conversation."""
+
+    left_out: int = Field(description="the oldest items, which the context had no room for: the summary lacks them")
+
+
 class CompactedResponse(BaseModel):
     """A conversation, shortened: the user's messages, and a summary of it."""
 
@@ -200,6 +206,7 @@ class CompactedResponse(BaseModel):
     created_at: int
     output: list[InputMessageItem | CompactionItem]
     usage: ResponseUsage | None
+    djinn: Shortened | None = Field(None, exclude_if=is_none, description="if the context had no room for all of it")
 
 
 class DeletedResponse(BaseModel):

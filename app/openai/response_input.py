@@ -361,14 +361,20 @@ class ResponseStreamOptions(OpenBody):
     """Options of a streamed response: none has an effect."""
 
 
-def _id_of(conversation: object) -> object:
-    return conversation["id"] if isinstance(conversation, dict) and "id" in conversation else conversation
+class ConversationBody(OpenBody):
+    """The conversation to go on with."""
+
+    id: Id
+
+
+def _as_object(conversation: object) -> object:
+    return {"id": conversation} if isinstance(conversation, str) else conversation
 
 
 _ID = {"type": "string", "minLength": 1, "maxLength": MAX_ID}
-ConversationId = Annotated[
-    Id,
-    BeforeValidator(_id_of),
+ConversationOrId = Annotated[
+    ConversationBody,
+    BeforeValidator(_as_object),
     WithJsonSchema({"anyOf": [_ID, {"type": "object", "properties": {"id": _ID}, "required": ["id"]}]}),
 ]
 
@@ -384,7 +390,7 @@ class ResponseBody(CallBody):
     input: Input = Field(description="a text of the user, or items")
     instructions: str | None = Field(None, description="the system's message in front; of this response only")
     previous_response_id: str | None = Field(None, min_length=1, max_length=256, description="goes on after it")
-    conversation: ConversationId | None = Field(
+    conversation: ConversationOrId | None = Field(
         None, description="goes on there: its id, or an object with it. Input and output become items of it"
     )
     max_output_tokens: int | None = Field(

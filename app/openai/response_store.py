@@ -208,9 +208,11 @@ class ResponseStore:
         self._forget(head.conversation)
 
     def find_item(self, owner: str | None, item_id: str, *, param: str = "input") -> AnyItem:
-        """The owner's item of that id, of any response that is kept, without log-probabilities. Raises `NotFound`."""
+        """The owner's item of that id, of any conversation or response that is kept, without log-probabilities. Raises
+        `NotFound`.
+        """
         found = self._items.get((owner, item_id))
-        if found is None or found[0].is_dead:
+        if found is None or found[0].is_dead or item_id in found[0].removed:
             raise NotFound(f"no item {item_id[:100]}", param=param)
         return without_logprobs(found[1])
 
@@ -238,7 +240,7 @@ class ResponseStore:
         """Forget a response. Its conversation goes with the last one; until then its items stay for those after it."""
         conversation = response.conversation
         response.is_deleted = True
-        for item in (*response.input, *response.answer.output):
+        for item in (*response.input, *response.answer.output) if conversation.head is None else ():
             self._items.pop((conversation.session.owner, item.id), None)
         is_last = conversation.head is None and all(each.is_deleted for each in conversation.responses.values())
         if is_last and not conversation.is_running:
@@ -249,8 +251,8 @@ class ResponseStore:
     def _add(self, response: StoredResponse) -> None:
         response.conversation.add(response)
         self._responses[response.answer.id] = response
-        if not response.is_deleted:
-            conversation = response.conversation
+        conversation = response.conversation
+        if not response.is_deleted or conversation.head is not None:
             for item in (*response.input, *response.answer.output):
                 self._items[conversation.session.owner, item.id] = conversation, item
 

@@ -180,7 +180,7 @@ def _tokenize(body: TokenizeBody, services: Services) -> tuple[TokenizeAnswer, I
         token_ids = tokens.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False, limit=limit)
     else:
         continues = bool(body.continue_final_message)
-        heeded = services.tool_support.heed(Wish(body.chat_template_kwargs or {}))
+        heeded = services.tool_support.heed(Wish(body.chat_template_kwargs or {}, body.reasoning_effort))
         prompt = chat_prompt(
             chat_of(body.messages),
             tokens,

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field
 
-from app.domain.errors import FieldOutOfRange, NotFound
+from app.domain.errors import ContextTooLong, FieldOutOfRange, MalformedRequest, NotFound
 from app.domain.homes import new_response_id
 from app.openai.response import (
     CONVERSATION,
@@ -19,9 +19,11 @@ from app.openai.response_input import ForeignBody, InputItemBody, ResponseBody
 from app.openai.response_items import AnyItem, Item
 from app.routers.api_calls import IgnoredDep, OpenAIRoute, openai_errors, page_of
 from app.routers.dependencies import OwnerDep, Services, ServicesDep
+from app.routers.response_call import prompt_of
 from app.routers.responses import ItemsQuery, items_page, shown
 from app.sessions.named import IDLE_TTL_S
 from app.sessions.session import OF_RESPONSES
+from app.tools.definitions import ToolUse
 from app.wire.base import LongList
 from app.wire.extras import RESPONSES, IgnoredFields, OpenBody
 from app.wire.sessions import Metadata
@@ -29,6 +31,8 @@ from app.wire.sessions import Metadata
 MOST_ITEMS = 20
 """That come at a time, as in OpenAI's API."""
 PATH = "/v1/conversations"
+ITEM = "/{conversation_id}/items/{item_id:path}"
+"""Clients choose ids of items: some have a slash."""
 router = APIRouter(prefix=PATH, tags=["openai"], route_class=OpenAIRoute)
 ERRORS = openai_errors(404, 409, 421)
 Items = Annotated[LongList[InputItemBody], Field(max_length=MOST_ITEMS)]
@@ -85,7 +89,7 @@ async def create_conversation(
     body: CreateConversationBody, services: ServicesDep, owner: OwnerDep, ignored: IgnoredDep
 ) -> ConversationView:
     """Open a conversation, with a session for its responses."""
-    items = _items(services, owner, body, ignored)
+    items = await _items(services, owner, body, ignored)
     session = services.sessions.create(owner, metadata=body.metadata or {}, ttl_s=IDLE_TTL_S, name=OF_RESPONSES)
     name = new_response_id(services.settings.replica, prefix=CONVERSATION)
     head = ResponseObject.of_items(name, services.info.name)
@@ -133,9 +137,8 @@ async def add_items(
 ) -> Response:
     """Add items to the end of a conversation. Returns them."""
     head = services.responses.find_conversation(owner, conversation_id)
-    conversation = head.conversation
-    conversation.require_rest()
-    items = _items(services, owner, body, ignored, conversation)
+    items = await _items(services, owner, body, ignored, head.conversation)
+    conversation = services.responses.find_conversation(owner, conversation_id).conversation
     answer = ResponseObject.of_items(new_response_id(services.settings.replica), services.info.name)
     services.responses.put_items(conversation, items, answer)
     await services.responses.settled(head)
@@ -151,16 +154,14 @@ async def list_items(
     return shown(items_page(conversation.left_of(conversation.items), query, "the conversation"))
 
 
-@router.get(
-    "/{conversation_id}/items/{item_id}", operation_id="getConversationItem", response_model=Item, responses=ERRORS
-)
+@router.get(ITEM, operation_id="getConversationItem", response_model=Item, responses=ERRORS)
 async def get_item(conversation_id: str, item_id: str, services: ServicesDep, owner: OwnerDep) -> Response:
     """One item of a conversation."""
     head = services.responses.find_conversation(owner, conversation_id)
     return shown(_item(head.conversation, item_id))
 
 
-@router.delete("/{conversation_id}/items/{item_id}", operation_id="deleteConversationItem", responses=ERRORS)
+@router.delete(ITEM, operation_id="deleteConversationItem", responses=ERRORS)
 async def delete_item(conversation_id: str, item_id: str, services: ServicesDep, owner: OwnerDep) -> ConversationView:
     """Remove an item from a conversation. Its response, if it has one, still shows it."""
     head = services.responses.find_conversation(owner, conversation_id)
@@ -177,14 +178,16 @@ def _item(conversation: Conversation, item_id: str) -> AnyItem:
     raise NotFound(f"no item {item_id[:100]} in the conversation", param="item_id")
 
 
-def _items(
+async def _items(
     services: Services,
     owner: str | None,
     body: CreateConversationBody | AddItemsBody,
     ignored: IgnoredFields,
     conversation: Conversation | None = None,
 ) -> list[AnyItem]:
-    """The items that a body brings for the end of the conversation. Raises `FieldOutOfRange` and `NotFound`."""
+    """The items that a body brings for the end of the conversation. Raises `FieldOutOfRange`, `NotFound`, and
+    `ContextTooLong` if no response could go on after them.
+    """
     ignored.read(body)
     seal = services.tool_support.seal.of(owner)
     foreign = (
@@ -193,8 +196,11 @@ def _items(
     ignored.add(f"items.{index}" for index in foreign)
     call = ResponseBody.model_construct(model=services.info.name, input=body.items)
     items = call.items(lambda item_id: services.responses.find_item(owner, item_id, param="items"), seal)
-    before = []
+    before = [] if conversation is None else conversation.left_of(conversation.items)
+    if items:
+        await services.side_work.run(owner, _check_room, services, call, [*before, *items])
     if conversation is not None:
+        conversation.require_rest()
         conversation.check_not_removed(items, param="items")
         before = conversation.left_of(conversation.items)
     check_calls(before, items, param="items")
@@ -204,3 +210,14 @@ def _items(
             raise FieldOutOfRange(f"items: the conversation has an item {item.id[:100]}", param="items")
         known.add(item.id)
     return items
+
+
+def _check_room(services: Services, call: ResponseBody, items: list[AnyItem]) -> None:
+    try:
+        prompt, _ = prompt_of(services, call, items, ToolUse(), {})
+        services.sessions.turns.room(len(prompt.token_ids), None, param="items")
+    except ContextTooLong as error:
+        error.param = "items"
+        raise
+    except (MalformedRequest, FieldOutOfRange):  # a response brings what its template misses
+        return

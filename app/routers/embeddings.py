@@ -95,7 +95,8 @@ async def _embed_all(
             vectors[index] = await _embed(services, owner, body, token_ids, field, adapter)
 
     limits = services.tenancy.quotas.limits(owner)
-    most = min(limits.turns_at_once or AT_ONCE, limits.sessions or AT_ONCE, AT_ONCE, len(inputs))
+    most = min(limits.turns_at_once or AT_ONCE, AT_ONCE, len(inputs))
+    most = max(1, services.sessions.table.free(owner, most))  # no session closes for a second one at a time
     workers = [asyncio.create_task(work()) for _ in range(most)]
     try:
         await asyncio.gather(*workers)

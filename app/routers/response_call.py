@@ -1,19 +1,21 @@
 """From a checked request to a response that is generated."""
 
 import time
-from collections.abc import AsyncGenerator, Mapping
+from bisect import bisect_left
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from functools import cache
 from typing import Any
 
-from app.domain.errors import Draining, FieldOutOfRange, MalformedRequest, Moved, WrongState
+from app.domain.errors import ContextTooLong, Draining, FieldOutOfRange, MalformedRequest, Moved, WrongState
 from app.domain.homes import new_response_id
 from app.domain.values import FinishReason
 from app.messages import TurnFinished
 from app.openai.chat_prompt import chat_prompt
 from app.openai.response import Conversation, ResponseObject, StoredResponse, check_calls, to_chat
 from app.openai.response_events import Event, ResponseWriter
-from app.openai.response_input import ENCRYPTED, ResponseBody
-from app.openai.response_items import AnyItem
+from app.openai.response_input import ENCRYPTED, CompactBody, ResponseBody
+from app.openai.response_items import AnyItem, CallItem, CallOutputItem
 from app.openai.response_store import UnstoredConversation
 from app.routers.api_calls import ApiCall
 from app.routers.dependencies import Services
@@ -40,8 +42,11 @@ class ResponseRun:
         writer: ResponseWriter,
         answer: Answer,
         cleanup: AsyncExitStack,
+        left_out: int = 0,
     ) -> None:
         self._services = services
+        self.left_out = left_out
+        """The oldest items of the conversation that its prompt lacks."""
         self.stored = stored
         self._reader = reader
         self._answer = answer
@@ -139,7 +144,8 @@ async def start_response(
         previous.conversation.check_not_removed(new)
     use = body.to_tool_use()
     items, variables = [*before, *new], heeded.variables
-    prompt = await services.side_work.run(call.owner, _prompt, services, body, items, use, variables)
+    make = prompt_with_room if isinstance(body, CompactBody) else prompt_of
+    prompt, left_out = await services.side_work.run(call.owner, make, services, body, items, use, variables)
     prompt = await call.go_on(body, prompt, None if previous is None else previous.conversation.session)
     (request,) = await call.requests(
         body, [prompt.token_ids], use, opening=prompt.opening, budget=heeded.budget, keyed=call.keyed
@@ -176,7 +182,7 @@ async def start_response(
         as_summary=body.reasoning is not None and body.reasoning.summary is not None,
         seal=seal if ENCRYPTED in body.include else None,
     )
-    return ResponseRun(services, stored, reader, writer, answer, cleanup)
+    return ResponseRun(services, stored, reader, writer, answer, cleanup, left_out)
 
 
 def _previous(call: ApiCall, unstored: UnstoredConversation, body: ResponseBody) -> StoredResponse | None:
@@ -184,7 +190,7 @@ def _previous(call: ApiCall, unstored: UnstoredConversation, body: ResponseBody)
     if body.conversation is not None:
         if body.previous_response_id is not None:
             raise FieldOutOfRange(f"conversation: give it or {name}, not both", param="conversation")
-        head = call.services.responses.find_conversation(call.owner, body.conversation, param="conversation")
+        head = call.services.responses.find_conversation(call.owner, body.conversation.id, param="conversation")
         head.conversation.require_rest()
         return head.conversation.latest
     if body.previous_response_id is None:
@@ -197,16 +203,54 @@ def _previous(call: ApiCall, unstored: UnstoredConversation, body: ResponseBody)
     return found
 
 
-def _prompt(
-    services: Services, body: ResponseBody, items: list[AnyItem], use: ToolUse, variables: Mapping[str, Any]
-) -> ChatPrompt:
+def prompt_of(
+    services: Services, body: ResponseBody, items: Sequence[AnyItem], use: ToolUse, variables: Mapping[str, Any]
+) -> tuple[ChatPrompt, int]:
+    """The prompt of a response after these items, and how many of them it leaves out: none. Raises `MalformedRequest`,
+    `FieldOutOfRange`, `ContextTooLong`.
+    """
     chat = to_chat(body.instructions, items)
     try:
         limit = TextLimit("input", services.info.max_model_len)
         support = services.tool_support
-        return chat_prompt(chat, services.tokens, support, use.tools, variables=variables, limit=limit)
+        return chat_prompt(chat, services.tokens, support, use.tools, variables=variables, limit=limit), 0
     except (MalformedRequest, FieldOutOfRange) as error:  # its messages came as items
         raise type(error)(error.message.replace("messages.", "message ", 1), param="input") from error
+
+
+MIN_SUMMARY = 1024
+"""Tokens for which a prompt leaves room that asks for a summary, if the call does not say how many."""
+
+
+def prompt_with_room(
+    services: Services, body: ResponseBody, items: Sequence[AnyItem], use: ToolUse, variables: Mapping[str, Any]
+) -> tuple[ChatPrompt, int]:
+    """The same for a summary, whose last item asks for it. If the context has no room for all items and the summary,
+    the oldest are left out.
+    """
+    length, last = services.info.max_model_len, len(items) - 1
+    room = min(body.max_output_tokens, length // 2) if body.max_output_tokens else min(MIN_SUMMARY, length // 4)
+
+    @cache
+    def made(first: int) -> ChatPrompt | None:
+        try:
+            prompt, _ = prompt_of(services, body, _items_from(items, first), use, variables)
+        except MalformedRequest as error:  # a template may not begin with every item
+            if first == last or not (first or isinstance(error, ContextTooLong)):
+                raise
+            return None
+        return prompt if first == last or len(prompt.token_ids) + room <= length else None
+
+    first = bisect_left(range(last), True, key=lambda first: made(first) is not None)
+    prompt = made(first)
+    assert prompt is not None
+    return prompt, first
+
+
+def _items_from(items: Sequence[AnyItem], first: int) -> list[AnyItem]:
+    """The items from that one on, without outputs whose calls come before it."""
+    called = {item.call_id for item in items[:first] if isinstance(item, CallItem)}
+    return [item for item in items[first:] if not (isinstance(item, CallOutputItem) and item.call_id in called)]
 
 
 def _conversation(
@@ -227,7 +271,7 @@ def _conversation(
         call.services.sessions.table.require_no_drain(previous.conversation.session)
         going_on = previous.conversation
         is_there = call.session_name is None or call.is_aside or named is going_on.session
-        if body.conversation is not None:
+        if body.conversation is not None and not isinstance(body, CompactBody):
             call.services.sessions.give_model(going_on.session, call.adapter)
             if not is_there:
                 raise FieldOutOfRange("conversation: it is in another session than X-Session-ID", param="conversation")

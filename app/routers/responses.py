@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from app.domain.errors import FieldOutOfRange, MalformedRequest, NotFound
-from app.openai.response import CompactedResponse, DeletedResponse, ItemList, ResponseObject, StoredResponse
+from app.openai.response import CompactedResponse, DeletedResponse, ItemList, ResponseObject, Shortened, StoredResponse
 from app.openai.response_events import CANCELLED_EVENT, LAST_EVENTS
 from app.openai.response_input import CompactBody, MessageBody, ResponseBody
 from app.openai.response_items import AnyItem, CompactionItem, InputMessageItem, OutputMessageItem, new_id, to_json
@@ -79,16 +79,18 @@ COMPACT = (
     responses=openai_errors(404, 409, 421, 429, 503),
 )
 async def compact_response(request: Request, body: CompactBody, call: ApiCallDep, ignored: IgnoredDep) -> Response:
-    """Shorten a conversation: the model writes a summary of it. Nothing of it is kept."""
-    if body.conversation is not None:
-        raise FieldOutOfRange("conversation: only previous_response_id and input are shortened", param="conversation")
+    """Shorten a conversation: the model writes a summary of it. Nothing of it is kept.
+
+    If the context has no room for the conversation and a summary, the oldest items are left out. So are the oldest
+    messages of the user if all would take more than half of the context.
+    """
     # A summary calls no tools, and is not kept.
     refused = {"tool_choice": body.tool_choice not in (None, "none"), "store": body.store}
     ignored.add(name for name, asks in refused.items() if asks and name in body.model_fields_set)
     told = MessageBody(role="user", content=COMPACT)
     given = [MessageBody(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     if body.input == "":
-        if body.previous_response_id is None:
+        if body.previous_response_id is None and body.conversation is None:
             raise FieldOutOfRange("input: there is nothing to shorten", param="input")
         given = []
     asked = body.model_copy(update={"input": [*given, told], "store": False, "tool_choice": "none"})
@@ -107,14 +109,36 @@ async def compact_response(request: Request, body: CompactBody, call: ApiCallDep
             param="max_output_tokens",
         )
     summary = call.services.tool_support.seal.of(call.owner).close("".join(said))
-    output: list[InputMessageItem | CompactionItem] = [
+    users = [
         item
         for item in before
         if isinstance(item, InputMessageItem) and item.role == "user" and not item.id.startswith(SUMMARIES)
     ]
-    output.append(CompactionItem(id=new_id("cmp"), encrypted_content=summary))
-    usage, created = response.usage, response.created_at
-    return shown(CompactedResponse(id=response.id, created_at=created, output=output, usage=usage))
+    services, told = call.services, None
+    if run.left_out:
+        told = Shortened(left_out=run.left_out)
+        users = await services.side_work.run(call.owner, _newest, users, services)
+    return shown(
+        CompactedResponse(
+            id=response.id,
+            created_at=response.created_at,
+            output=[*users, CompactionItem(id=new_id("cmp"), encrypted_content=summary)],
+            usage=response.usage,
+            djinn=told,
+        )
+    )
+
+
+def _newest(users: Sequence[InputMessageItem], services: Services) -> list[InputMessageItem]:
+    """The last messages of the user that together take at most half of the context."""
+    room, kept = services.info.max_model_len // 2, list[InputMessageItem]()
+    for item in reversed(users):
+        text = "\n".join(part.text for part in item.content)
+        room -= len(services.tokens.encode(text, add_special_tokens=False))
+        if room < 0:
+            break
+        kept.insert(0, item)
+    return kept
 
 
 def _forget_unheard(services: Services, runs: list[ResponseRun]) -> None:

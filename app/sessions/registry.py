@@ -25,7 +25,7 @@ from app.sessions.pauses import Pauses
 from app.sessions.session import Session
 from app.sessions.side_work import SideWork
 from app.sessions.table import SessionTable
-from app.sessions.tool_waits import ToolWaits
+from app.sessions.tool_waits import ToolWaits, expected_wait
 from app.sessions.turns import Turns
 from app.sessions.whitebox import Whitebox
 from app.settings import Settings
@@ -258,15 +258,17 @@ class SessionRegistry:
         await self.executor.call(lambda ticket: Rewind(ticket, session.id, to_token))
         await self.keeper.settled(session)
 
-    def set_phase(self, session: Session, phase: Phase, resume_in_ms: float | None = None) -> None:
-        """Say what the session is doing, and when it will go on, in ms from now.
+    def set_phase(
+        self, session: Session, phase: Phase, resume_in_ms: float | None = None, lengths: tuple[float, ...] = ()
+    ) -> None:
+        """Say what the session is doing, and when it will go on, in ms from now. `lengths` are as those of `SetPhase`.
 
         Raises `WrongState` unless idle or paused.
         """
         with self.metrics.signal.time():
             session.require(SessionState.IDLE, SessionState.PAUSED, to=f"set the phase to {phase}")
             session.signal(phase, None if resume_in_ms is None else time.time() + resume_in_ms / 1000)
-            self.executor.post(lambda ticket: SetPhase(ticket, session.id, phase, resume_in_ms))
+            self.executor.post(lambda ticket: SetPhase(ticket, session.id, phase, resume_in_ms, lengths))
             self.keeper.note(session)
 
     def wait_for_tools(self, session: Session, turn: Turn, tools: Iterable[str]) -> None:
@@ -278,9 +280,10 @@ class SessionRegistry:
         is_over = session.state is not SessionState.IDLE or session.turn is not turn
         if is_over or session.leaving or is_background():
             return
-        expected = self.tool_waits.begin(session, tools)
+        lengths = self.tool_waits.begin(session, tools)
         if self.executor.failure is None:  # else the answer is there all the same
-            self.set_phase(session, Phase.IO_WAIT, None if expected is None else 1000 * expected)
+            expected = expected_wait(lengths)
+            self.set_phase(session, Phase.IO_WAIT, None if expected is None else 1000 * expected, lengths)
 
     @contextlib.asynccontextmanager
     async def ephemeral(

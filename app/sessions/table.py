@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 
-from app.domain.errors import Draining, FieldOutOfRange, Moving, NotFound, SessionLimit, TenantLimit
+from app.domain.errors import Busy, Draining, FieldOutOfRange, Moving, NotFound, SessionLimit, TenantLimit
 from app.domain.homes import home_of
 from app.domain.values import Phase, Quotas, Residency, SessionId, SessionState, Tier
 from app.engine_process.turn import Turn
@@ -181,6 +181,20 @@ class SessionTable:
         """See `SessionPlaces.giving_way`. Raises `TenantLimit` and `SessionLimit` if too few may close, `Draining`."""
         self.require_no_drain()
         return self._places.giving_way(owner, count)
+
+    def free(self, owner: str | None, most: int) -> int:
+        """How many sessions the owner may open before any must close for them, up to `most`."""
+        for count in range(most, 0, -1):
+            with contextlib.suppress(Busy, Draining):
+                if not self.giving_way(owner, count):
+                    return count
+        return 0
+
+    def may_open(self, owner: str | None) -> bool:
+        """Whether the owner may open a session now, if need be in the place of one that gives way."""
+        with contextlib.suppress(Busy, Draining):
+            return self.giving_way(owner, 1) is not None
+        return False
 
     def owned_by(self, owner: str | None) -> Iterator[Session]:
         """The owner's sessions, also those that the engine is still opening."""

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
+from app.domain.values import EARLY_WAITS
 from app.sessions.session import Session
 
 WINDOW = 16
 """Waits of a tool that its estimate rests on."""
-QUANTILE = 0.2
-"""Share of a tool's waits that are over before its estimate. KV that is early takes room; KV that is late delays."""
+PARTS = 6
+"""Of a day. A tool of an owner takes as long as it has at this time of the day, once that is known from `ENOUGH` waits:
+at night an approval takes until the morning.
+"""
+ENOUGH = 4
 MAX_TOOLS = 256
 """Tools that are remembered of one session, and of one owner. Clients make up names."""
 
@@ -37,10 +41,15 @@ def note_wait(times: dict[str, list[float]], tool: str, seconds: float) -> None:
         del times[next(iter(times))]
 
 
-def expected_wait(times: Mapping[str, Sequence[float]], tool: str) -> float | None:
-    """Seconds that the tool takes at least, nearly always: a quantile of its last waits. None: it is unknown."""
-    waits = times.get(tool)
-    return sorted(waits)[int(QUANTILE * len(waits))] if waits else None
+def expected_wait(lengths: Sequence[float]) -> float | None:
+    """Seconds that a wait takes at least, nearly always: a quantile of earlier ones, in ascending order. None: there is
+    none.
+    """
+    return lengths[int(EARLY_WAITS * len(lengths))] if lengths else None
+
+
+def _part_of_day(now: float) -> int:
+    return time.localtime(now).tm_hour * PARTS // 24
 
 
 class ToolWaits:
@@ -49,25 +58,31 @@ class ToolWaits:
     A session's own waits tell when it will be back; before it has any, those of its owner's other sessions do.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time
+    ) -> None:
         self._clock = clock
+        self._wall_clock = wall_clock
         self._of_session: WeakKeyDictionary[Session, Waits] = WeakKeyDictionary()
         self._of_owner: defaultdict[str | None, dict[str, list[float]]] = defaultdict(dict)
+        self._of_day: defaultdict[tuple[str | None, int], dict[str, list[float]]] = defaultdict(dict)
+        """By owner and part of the day."""
 
-    def begin(self, session: Session, tools: Iterable[str]) -> float | None:
-        """The session waits for `tools` from now on; returns for how many seconds at least, nearly always. None: a tool
-        is unknown.
+    def begin(self, session: Session, tools: Iterable[str]) -> tuple[float, ...]:
+        """The session waits for `tools` from now on; returns how long earlier waits for the slowest of them took, in
+        ascending order. Empty: a tool is unknown.
         """
         waits = self._of_session.setdefault(session, Waits())
         waits.tools, waits.began = sorted(set(tools)), self._clock()
-        others, expected = self._of_owner[session.owner], []
+        of_day, of_owner = self._of_day[session.owner, _part_of_day(self._wall_clock())], self._of_owner[session.owner]
+        slowest = tuple[float, ...]()
         for tool in waits.tools:
-            own = expected_wait(waits.times, tool)
-            seconds = expected_wait(others, tool) if own is None else own
-            if seconds is None:
-                return None
-            expected.append(seconds)
-        return max(expected, default=None)
+            now = of_day.get(tool, ())
+            lengths = tuple(sorted(waits.times.get(tool) or (now if len(now) >= ENOUGH else of_owner.get(tool, ()))))
+            if not lengths:
+                return ()
+            slowest = max(lengths, slowest, key=lambda each: expected_wait(each) or 0.0)
+        return slowest
 
     def end(self, session: Session) -> None:
         """The session's next turn is in the queue: what it waited for has taken so long.
@@ -78,7 +93,8 @@ class ToolWaits:
         if waits is None or not waits.tools:
             return
         seconds = self._clock() - waits.began
-        for times in (waits.times, self._of_owner[session.owner]):
+        of_day = self._of_day[session.owner, _part_of_day(self._wall_clock())]
+        for times in (waits.times, self._of_owner[session.owner], of_day):
             for tool in waits.tools:
                 note_wait(times, tool, seconds)
         waits.tools = []

@@ -180,14 +180,16 @@ class CallReader(TextReader):
         only_at_start: bool = False,
         only_calls: bool = False,
         is_held: bool = False,
+        whole_markers: bool = False,
     ) -> None:
         """`tools` may be called; a call of any other is content.
 
         - `only_at_start`: an answer that does not begin with a call has none, whatever it says.
         - `only_calls`: the answer's grammar allows nothing else. If it is cut, its end is markup and no content.
         - `is_held`: a grammar makes all calls whole, and none is quoted.
+        - `whole_markers`: the model writes each marker as one token.
         """
-        super().__init__(only_calls)
+        super().__init__(only_calls, whole_markers)
         self._form = form
         self._tools = {tool.name: tool for tool in tools}
         self._only_at_start = only_at_start
@@ -211,7 +213,7 @@ class CallReader(TextReader):
         return self.calls > 0 and not self._is_cut
 
     def _finish(self, cut: bool) -> Iterator[Piece]:
-        yield from self._read(last=not cut)
+        yield from self._read(last=not cut or self._whole_markers)
         if self._in_call and not cut:
             self._held.append(self._text)
             self._text = ""

@@ -14,6 +14,8 @@ from typing import Any
 
 NAME, ARGUMENTS = "NAME", "ARGUMENTS"
 """Where a call has its name and its arguments."""
+PYTHON_TAG = "<|python_tag|>"
+"""Begins a call of Llama, if anything does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,11 @@ class ToolFormat:
         """All texts that may be tokens: what an answer with calls is read by."""
         sections = (part.strip() for part in (self.opening, self.closing) if self.begin)
         return frozenset({self.marker, self.end_marker, self.begin, *self.inner_markers, *sections} - {""})
+
+    @property
+    def begins(self) -> frozenset[str]:
+        """Those that begin calls in the middle of text."""
+        return frozenset({self.marker or PYTHON_TAG, self.begin, self.opening.strip() if self.begin else ""} - {""})
 
     def write_head(self, name: str) -> str:
         """A call up to its arguments. `name` is a JSON text."""

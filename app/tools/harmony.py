@@ -35,9 +35,11 @@ _WORDS = ("<|start|>", "<|channel|>", "<|constrain|>", MESSAGE)
 class HarmonyReader(TextReader):
     """A `ThinkingReader`: `analysis` is thoughts, a message to `functions.NAME` a call, and anything else content."""
 
-    def __init__(self, tools: Sequence[Tool], *, only_calls: bool = False) -> None:
-        """`tools` may be called; a call of any other is content. `only_calls`: a grammar allows no content."""
-        super().__init__(only_calls)
+    def __init__(self, tools: Sequence[Tool], *, only_calls: bool = False, whole_markers: bool = False) -> None:
+        """`tools` may be called; a call of any other is content. `only_calls`: a grammar allows no content.
+        `whole_markers`: the model writes each marker as one token.
+        """
+        super().__init__(only_calls, whole_markers)
         self._tools = {tool.name: tool for tool in tools}
         self._taken = 0
         """Bytes of UTF-8 that have been."""
@@ -66,7 +68,7 @@ class HarmonyReader(TextReader):
         return None if self._kind is Reasoning else self._end
 
     def _finish(self, cut: bool) -> Iterator[Piece]:
-        yield from self._read(last=not cut)
+        yield from self._read(last=not cut or self._whole_markers)
         if self._kind is CallBegun and cut:
             self._is_cut = True
         elif self._kind is CallBegun:

@@ -14,7 +14,7 @@ from app.domain.values import FinishReason
 from app.messages import TurnFinished
 from app.text.generation import TextChunk
 from app.tools.definitions import Tool
-from app.tools.formats import ToolFormat
+from app.tools.formats import PYTHON_TAG, ToolFormat
 
 _ID_ALPHABET = string.ascii_letters + string.digits
 
@@ -281,7 +281,6 @@ MAX_HELD = 2000
 SPACES = " \t\r\n,;"
 SEPARATORS = SPACES + "[]"
 """What may stand between calls."""
-PYTHON_TAG = "<|python_tag|>"
 QUOTE = "`"
 """Before a marker: the model tells of calls, and makes none."""
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
@@ -310,8 +309,10 @@ class TextReader:
     grammar allows none.
     """
 
-    def __init__(self, only_calls: bool) -> None:
+    def __init__(self, only_calls: bool, whole_markers: bool) -> None:
         self._only_calls = only_calls
+        self._whole_markers = whole_markers
+        """Whether each marker is one token: then the beginning of one is text, even where the answer is cut."""
         self._text = ""
         """What has not been read."""
         self.calls = 0
@@ -353,14 +354,16 @@ class FamilyReader(TextReader):
         only_at_start: bool = False,
         only_calls: bool = False,
         is_held: bool = False,
+        whole_markers: bool = False,
     ) -> None:
         """`tools` may be called; a call of any other is content.
 
         - `only_at_start`: an answer that does not begin with a call has none, whatever it says.
         - `only_calls`: the answer's grammar allows nothing else. If it is cut, its end is markup and no content.
         - `is_held`: a grammar makes all calls whole, so that no piece has to wait.
+        - `whole_markers`: the model writes each marker as one token.
         """
-        super().__init__(only_calls)
+        super().__init__(only_calls, whole_markers)
         self._form = form
         self._tools = {tool.name: tool for tool in tools}
         self._only_at_start = only_at_start or not form.marker
@@ -390,7 +393,8 @@ class FamilyReader(TextReader):
         return 0 < self.calls == self._whole
 
     def _finish(self, cut: bool) -> Iterator[Piece]:
-        yield from self._read(last=not cut)
+        is_text = self._whole_markers and self._state in (_State.START, _State.CONTENT)
+        yield from self._read(last=not cut or is_text)
         self._object.append(self._text)
         if self._state in (_State.ARGUMENTS, _State.REST) and (cut or self._is_told):
             if not self._is_told:

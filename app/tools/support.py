@@ -131,6 +131,9 @@ class ToolSupport:
         except MalformedRequest:
             return ""
 
+    def _are_tokens(self, markers: frozenset[str]) -> bool:
+        return all(self._tokens.added_id(marker) is not None for marker in markers)
+
     def shown(self, use: ToolUse) -> frozenset[int]:
         """The special tokens that an answer is read by."""
         if self._template is not None and use.callable:  # which of them it looks for, only its patterns know
@@ -196,7 +199,9 @@ class ToolSupport:
             return len(self._tokens.token_bytes(token_id)) if is_text else 0
 
         if self._form is HARMONY and self._template is None:
-            harmony = HarmonyReader(use.callable, only_calls=only_calls)
+            harmony = HarmonyReader(
+                use.callable, only_calls=only_calls, whole_markers=self._are_tokens(self._form.markers)
+            )
             return Answer(harmony, harmony, token_bytes, self._end_of_thoughts)
         calls: AnswerReader | None = None
         if use.callable and self._template is not None:
@@ -205,10 +210,18 @@ class ToolSupport:
             calls = TemplateReader(self._form, self._template, use.callable)
         elif use.callable:
             kind = CallReader if self._form.begin else FamilyReader
-            calls = kind(self._form, use.callable, only_at_start=has_form, only_calls=only_calls, is_held=is_held)
+            calls = kind(
+                self._form,
+                use.callable,
+                only_at_start=has_form,
+                only_calls=only_calls,
+                is_held=is_held,
+                whole_markers=self._are_tokens(self._form.begins),
+            )
         if self.thinking is None:
             return Answer(calls)
-        reader = ThoughtReader(self.thinking, calls, opening)
+        of_thoughts = self._are_tokens(self.thinking.markers)
+        reader = ThoughtReader(self.thinking, calls, opening, whole_markers=of_thoughts)
         return Answer(reader, reader, token_bytes, self._end_of_thoughts)
 
 

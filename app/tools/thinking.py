@@ -103,9 +103,14 @@ class ThoughtReader:
     A model that never ends its thoughts has said nothing.
     """
 
-    def __init__(self, form: Thinking, answer: AnswerReader | None, opening: Opening) -> None:
-        """`answer` reads what follows; None: it is content."""
+    def __init__(
+        self, form: Thinking, answer: AnswerReader | None, opening: Opening, *, whole_markers: bool = False
+    ) -> None:
+        """`answer` reads what follows; None: it is content. `whole_markers`: the model writes each marker as one token,
+        so that the beginning of one is text, even where the answer is cut.
+        """
         self._form = form
+        self._whole_markers = whole_markers
         self._answer = answer
         self._is_open = opening is Opening.OPEN
         self._state = _State.BEFORE
@@ -174,9 +179,9 @@ class ThoughtReader:
     def finish(self, *, cut: bool = False) -> Iterator[Piece]:
         if self._state is _State.THINKING or (self._state is _State.BEFORE and self._is_open):
             self._state = _State.THINKING
-            if not cut:
+            if not cut or self._whole_markers:
                 yield from self._think(self._take(len(self._text)))
-        elif self._state is _State.BEFORE and not (cut and self._text):
+        elif self._state is _State.BEFORE and (not (cut and self._text) or self._whole_markers):
             yield from self._pass("".join([*self._space, self._text]))
         if self._answer is not None:
             yield from self._answer.finish(cut=cut)

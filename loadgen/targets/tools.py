@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 from httpx_sse import ServerSentEvent
 from pydantic import BaseModel
@@ -31,8 +32,8 @@ Message = dict[str, Any]
 
 
 class ToolTarget:
-    """A server that runs `model` and takes tools. Its agents do not say who they are, and signal in the way of
-    `signals`.
+    """A server that runs `model` and takes tools. Its agents name themselves by `prompt_cache_key` only, as agents do,
+    and signal in the way of `signals`.
     """
 
     def __init__(self, spec: TargetSpec, model: str, signals: Signals) -> None:
@@ -69,6 +70,7 @@ class ToolAgent:
         self._wire = Wire()
         self._transport = target.spec.transport(self._wire.trace)
         self._messages: list[Message] = []
+        self._key = uuid4().hex
         self._session: AsyncSession | None = None
 
     async def run_turn(self, new_ids: TokenIds, completion_tokens: int, clock: TurnClock) -> TurnCost:
@@ -106,6 +108,7 @@ class ToolAgent:
             "tools": [{"type": "function", "function": {"name": TOOL_NAME, "parameters": schema}}],
             "tool_choice": "required",
             "parallel_tool_calls": False,
+            "prompt_cache_key": self._key,
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},

@@ -12,7 +12,8 @@ ASK: Any = {"model": MODEL, "max_tokens": 12, "messages": [{"role": "user", "con
 
 @pytest.fixture
 def sdk(roomy_url: str) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=roomy_url, api_key="none", max_retries=0, timeout=30) as client:
+    strict: Any = {"_strict_response_validation": True}  # an answer that its types do not allow is an error
+    with anthropic.Anthropic(base_url=roomy_url, api_key="none", max_retries=0, timeout=30, **strict) as client:
         yield client
 
 

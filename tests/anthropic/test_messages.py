@@ -177,7 +177,8 @@ def test_fields_without_effect_are_named(http: httpx.Client) -> None:
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 def test_what_no_model_here_can_use_is_left_out_and_named(http: httpx.Client, path: str) -> None:
     thought = [{"type": "thinking", "thinking": "?", "signature": ""}, {"type": "redacted_thinking", "data": "AA"}]
-    billing = {"type": "text", "text": "x-anthropic-billing-header: cch=00001;"}
+    line = "x-anthropic-billing-header: cch=00001;"
+    billing = text(line)
 
     def ask(*more: Any, **fields: Any) -> httpx.Response:
         said = [*ASK["messages"], {"role": "assistant", "content": [*more, text("Yes")]}, *ASK["messages"]]
@@ -196,6 +197,10 @@ def test_what_no_model_here_can_use_is_left_out_and_named(http: httpx.Client, pa
     usages = [usage.get("usage", usage) for usage in usages]
     counts = [usage["input_tokens"] + usage.get("cache_read_input_tokens", 0) for usage in usages]
     assert counts[0] == counts[1]
+    in_one = ask(system=f"{line}\nBe kind.")
+    usage = in_one.json().get("usage", in_one.json())
+    assert usage["input_tokens"] + usage.get("cache_read_input_tokens", 0) == counts[0]
+    assert in_one.headers["x-djinn-ignored"] == "system"
     assert "x-djinn-ignored" not in ask(thinking={"type": "disabled"}).headers
 
 

@@ -38,6 +38,8 @@ def test_a_chat_is_tokenized_with_the_models_template(http: httpx.Client, refere
     assert closed == reference.chat(CHAT)[: len(closed)] != reference.chat(CHAT)
     left_open = http.post("/tokenize", json={"messages": CHAT, "continue_final_message": True}).json()["tokens"]
     assert reference.tokenizer.decode(left_open).endswith("Hi")
+    thinks = http.post("/tokenize", json={"messages": CHAT, "reasoning_effort": "high"})
+    assert thinks.headers["x-djinn-ignored"] == "reasoning_effort"  # as for the same chat
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,7 @@ def test_a_chat_is_tokenized_with_the_models_template(http: httpx.Client, refere
         ("/tokenize", {"prompt": "x", "messages": CHAT}, "messages"),
         ("/tokenize", {"prompt": "x"} | OPENED, "add_generation_prompt"),
         ("/tokenize", {"messages": CHAT, "add_special_tokens": True}, "add_special_tokens"),
+        ("/tokenize", {"prompt": "x", "reasoning_effort": "low"}, "reasoning_effort"),
         ("/tokenize", {"messages": CHAT, "continue_final_message": True} | OPENED, "continue_final_message"),
         ("/detokenize", {"tokens": [512]}, "tokens"),
         ("/detokenize", {"tokens": [1] * 131_073}, "tokens"),

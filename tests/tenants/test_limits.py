@@ -1,5 +1,7 @@
 """A tenant's own limits, on a clock of the test's, and the places that its sessions leave to others."""
 
+import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +37,7 @@ TENANTS: dict[str, Any] = {
     "two-sessions": {"sessions": 2},
     "one-session": {"sessions": 1},
     "kept": {"sessions": 2, "tokens_per_minute": 100},
+    "batches": {"sessions": 2},
     "no-guarantee": {"guaranteed_sessions": 0},
     "one-guarantee": {"guaranteed_sessions": 1},
     "small-files": {"import_bytes": 100},
@@ -53,6 +56,26 @@ def client(tmp_path_factory: pytest.TempPathFactory, shared_clock: Clock) -> Ite
     file = write_tenants(tmp_path_factory.mktemp("tenants") / "tenants.json", *everybody)
     with serve(clock=shared_clock, tenants=file, max_step_tokens=8, max_running=4) as url, ExitStack() as ends:
         yield lambda name: ends.enter_context(httpx.Client(base_url=url, timeout=30, headers={"X-Api-Key": name}))
+
+
+def test_batches_and_embeddings_take_the_room_that_there_is(client: ClientOf) -> None:
+    few, asked = client("batches"), {"model": "tiny-llama", "max_tokens": 2}
+    idle = few.post("/v1/chat/completions", json={**asked, "messages": [{"role": "user", "content": "Hi"}]})
+    at = f"/v1/sessions/{idle.headers['x-session-id']}"
+    vectors = few.post("/v1/embeddings", json={"model": "tiny-llama", "input": list("abcdefgh")})
+    assert (len(vectors.json()["data"]), few.get(at).status_code) == (8, 200)
+    held = [few.post("/v1/sessions").json()["id"] for _ in range(2)]
+    line = {"method": "POST", "url": "/v1/completions", "body": {**asked, "prompt": "Once"}}
+    content = "\n".join(json.dumps({**line, "custom_id": str(number)}) for number in range(9))
+    file = few.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", content)}).json()["id"]
+    about = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+    batch = few.post("/v1/batches", json=about).json()["id"]
+    wait_until(lambda: few.get(f"/v1/batches/{batch}").json()["status"] == "in_progress")
+    time.sleep(0.3)
+    few.delete(f"/v1/sessions/{held[0]}").raise_for_status()
+    began = time.monotonic()
+    wait_until(lambda: few.get(f"/v1/batches/{batch}").json()["request_counts"]["completed"] == 9)
+    assert time.monotonic() - began < 15, "not after Retry-After, a minute"
 
 
 def tokens_left(http: httpx.Client) -> int:

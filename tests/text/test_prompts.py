@@ -1,5 +1,6 @@
 """Chats are rendered as Transformers renders them, in a sandbox, and turns by messages add up to the conversation."""
 
+import json
 from typing import Any
 
 import pytest
@@ -7,14 +8,21 @@ from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
 
 from app.domain.errors import MalformedRequest
+from app.domain.values import FinishReason, Ticket, TurnUsage
+from app.messages import TurnFinished
 from app.model_store.resolve import resolve
 from app.model_store.saved import ModelTokenizer
 from app.routers.turns import following_token_ids, new_token_ids
 from app.settings import Settings
 from app.text.chat_template import ChatTemplate
+from app.text.generation import TextChunk
 from app.text.tokenizer import Tokens, load_tokens
+from app.tools.definitions import Tool, ToolMode, ToolUse
+from app.tools.reader import CallArguments
+from app.tools.support import ToolSupport
 from app.wire.turns import GenerateBody
 from tests.hugging_face import byte_tokenizer
+from tests.text.family_templates import FAMILIES
 
 SIMPLE = """\
 {%- for message in messages %}
@@ -56,6 +64,37 @@ def expected(source: str, chat: list[dict[str, Any]], tools: list[dict[str, Any]
 
 def template(source: str) -> ChatTemplate:
     return ChatTemplate(source, ModelTokenizer.of(byte_tokenizer(512)).special_tokens)
+
+
+ARGUMENTS = {"path": "a b.py", "lines": 3}
+CALL = {"id": "call00001", "type": "function", "function": {"name": "read", "arguments": ARGUMENTS}}
+ASKED: dict[str, Any] = {"role": "user", "content": "Read it."}
+CALLS: dict[str, Any] = {"role": "assistant", "content": "", "reasoning_content": "Look.", "tool_calls": [CALL]}
+TOLD: dict[str, Any] = {"role": "tool", "tool_call_id": "call00001", "content": "1 < 2"}
+READ = Tool("read", None, {"type": "object", "properties": {"path": {"type": "string"}, "lines": {"type": "integer"}}})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_are_rendered_as_transformers_does_and_their_calls_are_read(family: str) -> None:
+    name, source = FAMILIES[family]
+    for chat in ([ASKED], [ASKED, CALLS, TOLD], [ASKED, CALLS, TOLD, REPLY, ASKED]):
+        for opened in (False, True):
+            found = template(source).render(chat, [TOOL], add_generation_prompt=opened, continue_final_message=False)
+            assert found == expected(source, chat, [TOOL], add_generation_prompt=opened)
+    tokenizer = byte_tokenizer(512)
+    tokenizer.chat_template = source
+    support = ToolSupport(Tokens(ModelTokenizer.of(tokenizer), frozenset({257})))
+    assert support.format_name == name
+    before, after = (expected(source, chat, [], add_generation_prompt=True) for chat in ([ASKED], [ASKED, CALLS]))
+    written = expected(source, [ASKED, CALLS], [], add_generation_prompt=False)
+    assert after.startswith(written)
+    assert written.startswith(before)
+    use = ToolUse((READ,), ToolMode.AUTO, frozenset({"read"}))
+    answer = support.answer(use, has_form=False, opening=support.opening(before))
+    end = TurnFinished(Ticket(1), FinishReason.STOP, TurnUsage(1, 0, 9, 0), 10)
+    pieces = [piece for item in (TextChunk(written[len(before) :]), end) for piece in answer.pieces(item)]
+    assert answer.calls == ["read"]
+    assert json.loads("".join(piece.text for piece in pieces if isinstance(piece, CallArguments))) == ARGUMENTS
 
 
 @pytest.mark.parametrize("source", [SIMPLE, TRIMMING, TOOLS])

@@ -94,6 +94,16 @@ def test_calls_of_another_form_are_for_the_template_alone(calls: Any) -> None:
     assert "x" in support(CHATML).chat_text([message], [])
 
 
+@ALL_FORMATS
+def test_an_answer_that_is_cut_keeps_the_beginning_of_a_marker_that_is_one_token(form: ToolFormat) -> None:
+    model = ToolSupport(tokens("{{ messages }}", *form.markers, *form.begins), form.name)
+    text = f"a {(form.marker or '<')[0]}"
+    answer = model.answer(USE, has_form=False)
+    end = TurnFinished(Ticket(1), FinishReason.LENGTH, TurnUsage(1, 0, 9, 0), 10)
+    said = [piece for item in (TextChunk(text), end) for piece in answer.pieces(item)]
+    assert "".join(piece.text for piece in said if isinstance(piece, Content)) == text
+
+
 @pytest.mark.parametrize("template", [CHATML, ALTERNATING])
 def test_another_template_gets_them_as_text(template: str) -> None:
     foreign = support(template)

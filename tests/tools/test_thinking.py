@@ -49,6 +49,7 @@ CHAT = [{"role": "user", "content": "Hi"}]
 
 
 QWEN_MODEL, OSS_MODEL = support(QWEN), support(GPT_OSS)
+OF_TOKENS = support(QWEN, "<think>", "</think>")
 
 
 def told(answer: Answer, *items: Any) -> tuple[str, str, list[str]]:
@@ -78,6 +79,8 @@ ANALYSIS, FINAL = "<|channel|>analysis<|message|>Hm", "<|start|>assistant<|chann
         (QWEN_MODEL, OPEN, "\nHm.</think>Yes.", END, ("Hm.", "Yes.", [])),
         (QWEN_MODEL, OPEN, "<think>Hm.</think>Yes.", END, ("Hm.", "Yes.", [])),
         (QWEN_MODEL, OPEN, "Hm.</thi", CUT, ("Hm.", "", [])),
+        (OF_TOKENS, FREE, "<thi", CUT, ("", "<thi", [])),
+        (OF_TOKENS, FREE, "<think>a </", CUT, ("a </", "", [])),
         (OSS_MODEL, FREE, f"{ANALYSIS}<|end|>{FINAL}", END, ("Hm", "Yes", [])),
         (OSS_MODEL, FREE, f"{ANALYSIS}{FINAL}", END, ("Hm", "Yes", [])),
         (OSS_MODEL, FREE, " to=functions.f<|channel|>commentary json<|message|>{}<|call|>", END, ("", "", ["f"])),

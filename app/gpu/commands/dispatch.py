@@ -212,7 +212,7 @@ class CommandHandler:
     def set_phase(self, sequence: TokenSequence, command: messages.SetPhase) -> None:
         """Note what the client says of its session."""
         resume_in_s = None if command.resume_in_ms is None else command.resume_in_ms / 1000
-        self._phases.signal(sequence, command.phase, resume_in_s)
+        self._phases.signal(sequence, command.phase, resume_in_s, command.lengths)
 
     def fork(self, parent: TokenSequence, command: messages.Fork) -> int:
         """Open the child; returns the number of its tokens. Raises `WrongState`, `ActivationsFull`."""

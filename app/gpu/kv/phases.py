@@ -1,13 +1,15 @@
 """Clients signal the phases of their sessions: KV is offloaded while a tool runs and prefetched before it returns."""
 
 import math
+from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from app.domain.values import KVPolicy, Phase, SessionId, Tier
+from app.gpu.kv.gaps import Gap
 from app.gpu.kv.placement import Placement
-from app.gpu.kv.ranking import Blocks, ReturnOrder
+from app.gpu.kv.ranking import LAPSE_S, Blocks, ReturnOrder
 from app.gpu.state.moves import MoveKind
 from app.gpu.state.sequence import TokenSequence
 
@@ -24,9 +26,10 @@ overdue, or a disk may be written again.
 
 
 class Phases:
-    """Sessions without a turn. Those whose clients wait leave the device, and go on to disk if they are idle; those
-    about to return are prefetched, now (`wanted`) or later (`expected`). Those that leave already, and those that find
-    no room on the host (`stuck`), cost nothing until that changes.
+    """Sessions without a turn. Those whose clients wait leave the device, at once or when the wait has gone on for so
+    long that it pays, and go on to disk if they are idle, or if they wait on while the host fills; those about to
+    return are prefetched, now (`wanted`) or later (`expected`). Those that leave already, and those that find no room
+    on the host (`stuck`), cost nothing until that changes.
     """
 
     def __init__(self, placement: Placement, headroom: Callable[[], int]) -> None:
@@ -48,13 +51,26 @@ class Phases:
         """So many host blocks could not be had: the fewest that any of the stuck ones needs."""
         self._again_at = math.inf
         """When the stuck ones are looked at again although the host has no room."""
+        self._gaps: dict[SessionId, Gap] = {}
+        """The waits of sessions whose clients wait."""
+        self._again: dict[SessionId, tuple[float, TokenSequence]] = {}
+        """Those that stay in their tier for now, and when they are looked at again."""
+        self._looks: list[tuple[float, SessionId]] = []
+        """The same in order."""
         self._host_changes = 0
         """Changes of the host's pool when they were last looked at."""
         self._retry_at = math.inf
 
-    def signal(self, sequence: TokenSequence, phase: Phase, resume_in_s: float | None) -> None:
-        """Note the phase of a session without a turn. With policy `signal` its KV begins to move."""
+    def signal(
+        self, sequence: TokenSequence, phase: Phase, resume_in_s: float | None, lengths: Sequence[float] = ()
+    ) -> None:
+        """Note the phase of a session without a turn. With policy `signal` its KV begins to move.
+
+        `lengths` are the seconds that earlier waits of the kind took, in ascending order: then nobody knows when this
+        one ends.
+        """
         sequence.phase = phase
+        self._gaps.pop(sequence.session, None)
         if phase is Phase.READY:
             resume_in_s = 0.0
         sequence.resume_at = None if resume_in_s is None else self._clock() + resume_in_s
@@ -70,8 +86,9 @@ class Phases:
                 self._tiers.cancel_move(sequence)
                 self._placement.note_placed(sequence)
             self._stay(sequence)
+            self._gaps[sequence.session] = Gap(self._clock(), lengths)
             self._to_leave[sequence.session] = sequence
-            if sequence.resume_at is not None:
+            if sequence.resume_at is not None and not lengths:
                 self._expected.add(sequence)
         self._go_on()
 
@@ -79,11 +96,13 @@ class Phases:
         """Signal the session's last phase again, after its KV has changed."""
         resume_in_s = None if sequence.resume_at is None else max(0.0, sequence.resume_at - self._clock())
         if sequence.phase is not Phase.COMPUTE:
-            self.signal(sequence, sequence.phase, resume_in_s)
+            gap = self._gaps.get(sequence.session)
+            self.signal(sequence, sequence.phase, resume_in_s, gap.lengths if gap else ())
 
     def forget(self, sequence: TokenSequence) -> None:
         """The session gets a turn, or is closed."""
         self._stay(sequence)
+        self._gaps.pop(sequence.session, None)
         self._wanted.remove(sequence)
         self._expected.remove(sequence)
 
@@ -92,19 +111,25 @@ class Phases:
         self._listens = False
         for sessions in (self._to_leave, self._leaving, self._stuck):
             sessions.clear()
+        self._again.clear()
+        self._looks.clear()
         self._wanted, self._expected = ReturnOrder(self._blocks), ReturnOrder(self._blocks)
 
     def tick(self) -> None:
         """Go on with every session that waits for its time or for room. Costs nothing while neither has come."""
-        if self._placement.changed or self._clock() >= min(self._expected.next_start, self._retry_at):
+        if self._placement.changed or self._clock() >= self._next_time:
             self._go_on()
 
     def next_alarm(self) -> float | None:
         """When `tick` must be called again even if nothing else happens; a time of the clock, None: never."""
         if self._placement.changed and self._has_more:
             return self._clock()
-        alarm = min(self._expected.next_start, self._retry_at)
+        alarm = self._next_time
         return None if alarm == math.inf else alarm
+
+    @property
+    def _next_time(self) -> float:
+        return min(self._expected.next_start, self._retry_at, self._looks[0][0] if self._looks else math.inf)
 
     @property
     def _has_more(self) -> bool:
@@ -117,21 +142,39 @@ class Phases:
         for sequence in placement.take_moved():
             self._expected.note_moved(sequence)
             self._wanted.note_moved(sequence)
-            if sequence.session in self._stuck or sequence.session in self._leaving:
+            evicted = sequence.session in self._again and sequence.session in placement.away
+            if sequence.session in self._stuck or sequence.session in self._leaving or evicted:
                 self._stay(sequence)
                 self._to_leave[sequence.session] = sequence
-        block_s = placement.meter.seconds(1, MoveKind.FROM_DISK), placement.meter.seconds(1, MoveKind.IN)
-        busy_s = self._wanted.restore_s(block_s)
-        for sequence in self._expected.take_due(now, placement.margin_s, block_s, busy_s=busy_s):
-            self._want(sequence)
+        while self._looks and self._looks[0][0] <= now:
+            _, sequence = self._again[self._looks[0][1]]
+            self._stay(sequence)
+            self._to_leave[sequence.session] = sequence
+        self._want_due(now)
+        expected = len(self._expected)
         self._send_all_away(now)
+        if len(self._expected) > expected:
+            self._want_due(now)
         self._prefetch_all()
         self._retry_at = now + RETRY_S if self._has_more else math.inf
+
+    def _want_due(self, now: float) -> None:
+        meter = self._placement.meter
+        block_s = meter.seconds(1, MoveKind.FROM_DISK), meter.seconds(1, MoveKind.IN)
+        busy_s = self._wanted.restore_s(block_s)
+        for sequence in self._expected.take_due(now, self._placement.margin_s, block_s, busy_s=busy_s):
+            self._want(sequence)
 
     def _stay(self, sequence: TokenSequence) -> None:
         """Send it away no more."""
         for sessions in (self._to_leave, self._leaving, self._stuck):
             sessions.pop(sequence.session, None)
+        if found := self._again.pop(sequence.session, None):
+            del self._looks[bisect_left(self._looks, (found[0], sequence.session))]
+
+    def _look_again(self, sequence: TokenSequence, at: float) -> None:
+        self._again[sequence.session] = at, sequence
+        insort(self._looks, (at, sequence.session))
 
     def _want(self, sequence: TokenSequence) -> None:
         self._stay(sequence)
@@ -141,6 +184,15 @@ class Phases:
             self._placement.note_placed(sequence)
         if sequence.session in self._placement.away:
             self._wanted.add(sequence)
+        else:
+            self._note_back(sequence)
+
+    def _note_back(self, sequence: TokenSequence) -> None:
+        """It is on the device for a return that may come much later: then it leaves again."""
+        if (gap := self._gaps.get(sequence.session)) and gap.lengths:
+            now = self._clock()
+            late_at = gap.late_at(now)
+            self._look_again(sequence, now + LAPSE_S if late_at is None else min(late_at, now + LAPSE_S))
 
     def _prefetch_all(self) -> None:
         headroom, failed, begun = self._headroom() if self._wanted else 0, 0, 0
@@ -171,6 +223,7 @@ class Phases:
             begins = make_room(sequence.disk_blocks + placement.loading + headroom) and placement.begin_load(sequence)
         if sequence.tier in (Tier.DEVICE, None):
             self._wanted.remove(sequence)
+            self._note_back(sequence)
         return begins
 
     def _blocks(self, sequence: TokenSequence) -> Blocks:
@@ -208,23 +261,35 @@ class Phases:
         return [sequence for sequence in self._stuck.values() if self._tiers.cache.next_copies(sequence)]
 
     def _send_away(self, sequence: TokenSequence, now: float) -> bool:
-        """Offload a session that waits by one tier: to the host, and from there to disk if it is `idle`. False: it
-        would be back before the move was done.
+        """Offload a session that waits by one tier: to the host, and from there to disk if it is `idle`, or has waited
+        for long while more than half of the host is taken. False: it would be back before the move was done, or may be.
         """
-        gap_s, blocks = sequence.return_time - now, self._tiers.cache.pool.kept_for(sequence.computed)
+        gap, blocks = self._gaps.get(sequence.session) or Gap(now), self._tiers.cache.pool.kept_for(sequence.computed)
         seconds = self._placement.meter.seconds
         if sequence.tier is Tier.DEVICE:
-            if gap_s < seconds(blocks, MoveKind.OUT, MoveKind.IN):
+            move_s = seconds(blocks, MoveKind.OUT, MoveKind.IN)
+            if gap.lengths and (leave_at := gap.leave_at(now, move_s)) > now:
+                self._look_again(sequence, leave_at)
                 return False
-            if not self._park(sequence):
-                self._stuck[sequence.session] = sequence
-                self._no_room = min(self._no_room, sequence.uncopied)
-                if self._again_at == math.inf:
-                    self._again_at, self._host_changes = now + RETRY_S, self._host.changes
+            if not gap.lengths and sequence.return_time - now < move_s:
+                return False
+        if gap.lengths:
+            sequence.resume_at = gap.returns_at(now)
+            self._expected.remove(sequence)
+            if sequence.resume_at is not None:
+                self._expected.add(sequence)
+        if sequence.tier is Tier.DEVICE and not self._park(sequence):
+            self._stuck[sequence.session] = sequence
+            self._no_room = min(self._no_room, sequence.uncopied)
+            if self._again_at == math.inf:
+                self._again_at, self._host_changes = now + RETRY_S, self._host.changes
         if sequence.tier is Tier.HOST:
             by_disk_s = seconds(blocks, MoveKind.TO_DISK, MoveKind.FROM_DISK, MoveKind.IN)
-            if sequence.phase is Phase.IDLE and gap_s >= by_disk_s:
+            lasts, is_short = now - gap.began >= LAPSE_S, 2 * self._host.available < self._host.num_blocks
+            if (sequence.phase is Phase.IDLE or (lasts and is_short)) and sequence.return_time - now >= by_disk_s:
                 self._placement.save(sequence)
+            elif sequence.phase is Phase.IO_WAIT and self._placement.disk_blocks:
+                self._look_again(sequence, now + LAPSE_S if lasts else gap.began + LAPSE_S)
         elif sequence.moving is not None:
             self._leaving[sequence.session] = sequence
         return True

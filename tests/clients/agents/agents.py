@@ -9,6 +9,7 @@ from tests.clients.agents.scripted import call
 from tests.clients.environments import folder_of, making, python_environment, run
 
 CACHE = ".venv-agents"
+COMMANDS = ["cat calc.py", "sed -i 's/a - b/a + b/' calc.py; cat calc.py", "git diff --no-index /dev/null calc.py"]
 DONE = "The bug in calc.py is mended."
 
 
@@ -39,8 +40,7 @@ class Agent:
 
 def shell_loop(tool: str, argument: str, *more: str, **others: Any) -> list[str]:
     """Look, mend, look again by a tool that runs commands; then `more`, and the last words."""
-    commands = ["cat calc.py", "sed -i 's/a - b/a + b/' calc.py; cat calc.py", "git diff --no-index /dev/null calc.py"]
-    return [*(call(tool, **{argument: each, **others}) for each in commands), *more, DONE]
+    return [*(call(tool, **{argument: each, **others}) for each in COMMANDS), *more, DONE]
 
 
 CODEX = """
@@ -86,6 +86,11 @@ AGENTS = {
         script=shell_loop("Bash", "command"),
         command=["cn", "--config", "../config.yaml", "--auto", "-p"],
         files={"config.yaml": CONTINUE},
+    ),
+    "cline": Agent(
+        packages=["cline@3.0.65"],
+        script=[*(call("run_commands", commands=[each]) for each in COMMANDS), DONE],
+        command=["sh", "-c", 'cline auth openai -k none -m $MODEL -b $URL/v1 && exec cline "$$0"'],
     ),
     "pi": Agent(
         packages=["@mariozechner/pi-coding-agent@0.73.1"],

@@ -3,8 +3,11 @@
 import heapq
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.domain.values import KVPolicy, Phase, Tier
+from app.gpu.kv.gaps import Gap
 from app.gpu.kv.ranking import LAPSE_S
 from app.gpu.state.moves import Moved, MoveKind
 from tests.gpu.kv.tiering import BLOCK_SIZE, Bench, tier_of
@@ -29,6 +32,75 @@ def test_a_gap_shorter_than_the_move_is_not_worth_one() -> None:
     bench.phases.signal(other, Phase.IO_WAIT, 0.5)
     assert tier_of(other) is Tier.DEVICE
     assert bench.orders() == []
+
+
+some_lengths = st.lists(st.floats(0.01, 1000), min_size=1, max_size=16).map(sorted)
+
+
+@given(lengths=some_lengths, move_s=st.floats(0.001, 100))
+def test_kv_stays_for_as_long_as_holds_a_tier_least_on_average(lengths: list[float], move_s: float) -> None:
+    def cost(stays_s: float) -> float:
+        return sum(length if length <= stays_s else stays_s + move_s for length in lengths) / len(lengths)
+
+    stays_s = Gap(0.0, lengths).leave_at(0.0, move_s)
+    assert cost(stays_s) <= min(map(cost, [0.0, *lengths])) * (1 + 1e-9)
+    assert stays_s <= max(lengths) + move_s, "nothing is held without end"
+
+
+SHORT = (0.1,) * 14 + (100.0, 120.0)
+"""Lengths of waits, nearly all of which end before KV could move."""
+
+
+def slow_bench(**sizes: int) -> Bench:
+    """Three blocks take 0.6 s to the host, until other moves are measured."""
+    bench = Bench(**sizes)
+    bench.phases.signal(slow := bench.session(40), Phase.IO_WAIT, None)
+    for move in bench.orders():
+        bench.complete(Moved(move.number, 2.0))
+    bench.close(slow)
+    return bench
+
+
+def test_a_wait_that_nearly_always_ends_at_once_moves_nothing_until_it_lasts() -> None:
+    bench = slow_bench()
+    sequence = bench.session(12)
+    bench.phases.signal(sequence, Phase.IO_WAIT, 0.1, SHORT)
+    assert bench.orders() == []
+    bench.begin_turn(sequence)
+    assert bench.orders() == [], "the answer came first"
+    sequence.turn = None
+    bench.placement.end_turn(sequence)
+    bench.phases.signal(sequence, Phase.IO_WAIT, 0.1, SHORT)
+    assert bench.tick(0.09) == []
+    bench.tick(0.02)
+    assert tier_of(sequence) is Tier.HOST, "it is one of the long ones"
+    bench.overwrite_device()
+    bench.tick(99.0)
+    assert tier_of(sequence) is Tier.HOST
+    bench.tick(0.9)
+    assert tier_of(sequence) is Tier.DEVICE, "100 s after the call"
+    bench.tick(LAPSE_S + 1)
+    assert tier_of(sequence) is Tier.HOST, "it was too early"
+    assert bench.tick(1000.0) == [], "it is longer than all before"
+
+
+def test_a_wait_of_which_all_are_long_leaves_at_once_and_turns_round_for_its_answer() -> None:
+    bench = slow_bench()
+    sequence = bench.session(12)
+    bench.phases.signal(sequence, Phase.IO_WAIT, 5.0, (5.0, 6.0))
+    assert tier_of(sequence) is Tier.TO_HOST
+    bench.begin_turn(sequence)
+    assert tier_of(sequence) is Tier.DEVICE
+
+
+@pytest.mark.parametrize(("host", "tier"), [(5, Tier.DISK), (32, Tier.HOST)])
+def test_who_waits_for_long_goes_on_to_disk_if_the_host_fills(host: int, tier: Tier) -> None:
+    bench = Bench(host=host)
+    sequence = bench.session(12, Phase.IO_WAIT)
+    bench.tick(LAPSE_S - 1)
+    assert tier_of(sequence) is Tier.HOST
+    bench.tick(2.0)
+    assert tier_of(sequence) is tier
 
 
 def test_nobody_loses_kv_for_one_that_nobody_waits_for_yet() -> None:

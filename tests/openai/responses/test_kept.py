@@ -153,8 +153,9 @@ def test_owners_never_see_each_others_responses(guarded: dict[str, Any]) -> None
         with pytest.raises(openai.NotFoundError):
             attempt()
     assert ours.retrieve(made.id) == made
+    thought: Any = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x" * (33 << 10)}]}
     with pytest.raises(openai.BadRequestError, match="more bytes than are kept"):
-        guarded["ours"].conversations.create(items=[{"role": "user", "content": "x" * (33 << 10)}])
+        guarded["ours"].conversations.create(items=[thought])
 
 
 def test_the_conversations_unused_for_longest_give_way_with_their_sessions(guarded: dict[str, Any]) -> None:

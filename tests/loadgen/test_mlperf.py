@@ -1,0 +1,71 @@
+"""MLPerf's traces of agents, replayed against a real server."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from loadgen.cli import main
+from tests.serving import serve
+
+MODEL = "tiny-llama"
+CALL = {"id": "functions.bash:0", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
+BASH = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}
+ROWS: list[dict[str, Any]] = [
+    {"turn": 1, "role": "user", "content": "Fix it.", "system": "Be brief.", "tools": [BASH]},
+    {"turn": 2, "role": "assistant", "reasoning_content": "Look.", "tool_calls": [CALL]},
+    {
+        "turn": 3,
+        "role": "tool",
+        "tool_results": [{"tool_call_id": CALL["id"], "content": "calc.py"}],
+        "delay_seconds": 0.4,
+    },
+    {"turn": 4, "role": "assistant", "content": "Done."},
+]
+
+
+def write_trace(path: Path, *conversations: tuple[str, list[dict[str, Any]]]) -> Path:
+    lines = [json.dumps({"conversation_id": name, **row}) for name, rows in conversations for row in rows]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_each_conversation_is_replayed_in_its_session_with_its_delays(tmp_path: Path) -> None:
+    trace, output = write_trace(tmp_path / "t.jsonl", ("one", ROWS), ("two", ROWS[::-1])), tmp_path / "figures.json"
+    asked = ["--max-tokens", "4", "--output", str(output), "--salt", "--dataset", str(trace)]
+    with serve() as url, httpx.Client(base_url=url) as http:
+        replay = ["mlperf", "--target", f"djinn={url}#{MODEL}", *asked]
+        assert main([*replay, "--trajectories", "3", "--concurrency", "2"]) == 0
+        figures = json.loads(output.read_text())
+        assert (figures["turns"], figures["failed"], figures["completion_tokens"]) == (6, 0, 24)
+        assert figures["cached_share"] > 0.3, "of the second call, what the first one had"
+        assert figures["duration_s"] > 0.8, "the delays of two conversations, one after the other"
+        names = [http.get("/v1/sessions", params={"name": name}).json()["data"] for name in ("one", "two")]
+        again = http.get("/v1/sessions", params={"name": "one__repeat_2"}).json()["data"]
+        assert [len(found) for found in (*names, again)] == [1, 1, 1]
+        told = http.post("/tokenize", json={"messages": [{"role": "system", "content": "Be brief."}]}).json()["count"]
+        assert again[0]["usage"]["prompt_tokens"] > 2 * told, "with its salt"
+        assert main([*replay, "--turn-timeout-s", "0.000001"]) == 1
+        figures = json.loads(output.read_text())
+        assert (figures["turns"], figures["failed"], figures["left_out"]) == (0, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "says"),
+    [
+        ([{**ROWS[0], "role": "robot"}], "", "line 1: role: Input should be 'user', 'assistant' or 'tool'"),
+        ([{**ROWS[0], "delay_seconds": -1}], "", "line 1: delay_seconds: Input should be greater"),
+        (ROWS[1:2], "", "conversation one has no row of the user"),
+        ([], "", "there is no conversation"),
+        (ROWS, "--concurrency 0", "concurrency must be at least 1"),
+        ([{"turn": 1, "role": "user", "content": "x"}], "--salt", "no system prompt to salt"),
+    ],
+)
+def test_a_trace_that_cannot_be_replayed_is_one_line(
+    rows: list[dict[str, Any]], options: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", ("one", rows))
+    assert main(["mlperf", "--target", "a=http://127.0.0.1:9#m", "--dataset", str(trace), *options.split()]) == 2
+    assert says in capsys.readouterr().err.replace("\n", " ")
