@@ -63,8 +63,14 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="import everything, then wait for a line of standard input: what `djinn cluster serve --standby` starts",
     )
+    serving.add_argument(
+        "--shared-socket",
+        type=int,
+        metavar="DESCRIPTOR",
+        help="take connections of this inherited socket too: what `djinn cluster serve` gives its replicas",
+    )
     add_flags(serving)
-    add_cluster_flags(add_command(commands, "cluster", "several servers behind one front door", run_cluster))
+    add_cluster_flags(add_command(commands, "cluster", "several servers that act as one", run_cluster))
     showing = add_command(commands, "demo", "serve a model to a dozen agents, and show them in the browser", _demo)
     showing.add_argument(
         "--model",
@@ -124,7 +130,7 @@ def _add_settings(command: OneLineParser, *settings: tuple[str, str]) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    return serve(settings_of(arguments), stands_by=arguments.standby)
+    return serve(settings_of(arguments), stands_by=arguments.standby, shared=arguments.shared_socket)
 
 
 def _demo(arguments: argparse.Namespace) -> int:

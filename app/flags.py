@@ -29,6 +29,8 @@ METAVARS = {
     "api_keys": "KEY[,KEY...]",
     "otlp_endpoint": "URL",
     "replica": "NAME",
+    "cluster": "STORE",
+    "advertise": "URL",
     "allowed_hosts": "NAME[,NAME...]",
     "cors_origins": "ORIGIN[,ORIGIN...]",
     "model": "MODEL",

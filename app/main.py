@@ -6,7 +6,7 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import cache, partial
@@ -21,10 +21,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.batches.files import FileStore
 from app.batches.runner import Batches
+from app.cluster.cluster import Cluster
+from app.cluster.forward import Forwarding
+from app.cluster.membership import Membership
 from app.cluster.moves.bindings import Bindings
-from app.cluster.moves.cluster import Cluster, Membership
-from app.cluster.moves.doors import ClusterDoors, Way
-from app.cluster.prefill import Prefill
+from app.cluster.moves.doors import ClusterDoors
+from app.cluster.moves.key import ClusterKey
 from app.domain.errors import DjinnError, FieldOutOfRange
 from app.domain.values import NEUTRAL, KVPolicy, SamplingDefaults
 from app.engine_process.engine import EngineProcess
@@ -146,12 +148,10 @@ def middleware(
     tenancy: Tenancy,
     lease: FolderLease | None,
     cluster: Cluster | None,
-    ways: Mapping[str, Way],
     keyed: KeyedRequests,
+    metrics: Metrics,
 ) -> list[Middleware]:
-    """All of it, outermost first. `lease` is that of the state folder. `ways` are those of the cluster, beside that of
-    sessions.
-    """
+    """All of it, outermost first. `lease` is that of the state folder."""
 
     def most_imported(scope: Scope) -> int:
         own = import_limit(scope)
@@ -159,12 +159,15 @@ def middleware(
 
     audit = [] if tenancy.audit is None else [tenancy.audit.record]
     records = [*([access_log] if settings.access_log else []), *audit]
-    gate = [] if lease is None else [Middleware(LeaseGate, lease=lease)]
+    rights = [each for each in (lease, None if cluster is None else cluster.membership) if each is not None]
+    gate = [Middleware(LeaseGate, rights=rights)] if rights else []
     # Before the gates for clients: other servers have no key of a tenant.
     doors: list[Middleware] = []
+    forwarding: list[Middleware] = []
     if cluster is not None:
-        here, key = cluster.member.here, cluster.member.key
-        doors = [Middleware(ClusterDoors, here=here, key=key, arrivals=cluster.arrivals, ways=ways)]
+        arrivals, ways = cluster.arrivals, cluster.prefill.ways
+        doors = [Middleware(ClusterDoors, cluster.fleet.here, cluster.key, cluster.hops.note, arrivals, ways)]
+        forwarding = [Middleware(Forwarding, cluster.fleet, cluster.owners, cluster.hops, metrics.cluster_requests)]
     return [
         Middleware(RequestMiddleware, records=records),
         *gate,
@@ -186,6 +189,7 @@ def middleware(
             },
             budget=body_budget(int(settings.max_bodies_bytes)),
         ),
+        *forwarding,
         Middleware(IdempotencyMiddleware, requests=keyed),
     ]
 
@@ -261,7 +265,7 @@ def load_app(
         traces = open_traces(settings.otlp_endpoint) if settings.is_traced else None
         if traces is not None:
             undo.callback(traces.close)
-        member = Membership.read(settings)
+        key = None if settings.cluster_key_file is None else ClusterKey.read(settings.cluster_key_file.expanduser())
         model = load.find_model()
         # Before the engine: it takes the folder, where the engine keeps files too.
         journal = None if settings.state_dir is None else Journal(settings.state_dir.expanduser(), settings.lease)
@@ -279,7 +283,7 @@ def load_app(
 
             engine = load_engine(model, load.engine, room)
             undo.callback(engine.close)
-        app = create_app(settings, engine, tokens, tenancy, journal, room, traces, member, sampling)
+        app = create_app(settings, engine, tokens, tenancy, journal, room, traces, key, sampling)
         undo.pop_all()
     return app
 
@@ -305,18 +309,22 @@ def create_app(
     journal: Journal | None = None,
     room: DiskRoom | None = None,
     traces: SpanTraces | None = None,
-    member: Membership | None = None,
+    cluster_key: ClusterKey | None = None,
     sampling: SamplingDefaults = NEUTRAL,
 ) -> FastAPI:
     """The application. Its lifespan runs the engine thread, the journal and the sweep of expired sessions. `room` is
-    that of files beside the journal, if the engine has it already. `member` is None on a server without others.
-    `sampling` is what clients leave out.
+    that of files beside the journal, if the engine has it already. `cluster_key` is the key of its
+    cluster; None on a server without others. `sampling` is what clients leave out.
 
-    Raises `FieldOutOfRange` if the journal's sessions are another model's.
+    Raises `FieldOutOfRange` if the journal's sessions are another model's, or if its cluster refuses the journal.
     """
     room = room or Load.of(settings, logging.WARNING).disk_room()
     keeper = SessionKeeper(journal, room)
     restored = keeper.load(engine.info, tenancy.api_keys)
+    # Before anything of the journal is served: another server may have its sessions.
+    joined = None
+    if cluster_key is not None and journal is not None:
+        joined = Membership.join(settings, journal, keeper.homes.seq), cluster_key
     info = replace(engine.info, adapters=())
     feed, metrics = Feed(), Metrics(info.name)
     table = SessionTable(settings.max_sessions, tenancy.quotas, feed)
@@ -350,6 +358,9 @@ def create_app(
     tool_support = ToolSupport(tokens, settings.chat_format, shared)
     tool_support.check_format()
     bindings = Bindings(bound_sessions, responses, registry.tool_waits, keeper.keyed)
+    cluster = None
+    if joined is not None:
+        cluster = Cluster(registry, tenancy.directory, *joined, bindings, bound_sessions, responses, settings)
     services = Services(
         settings=settings,
         info=info,
@@ -364,24 +375,22 @@ def create_app(
         side_work=registry.side_work,
         vectors=Vectors(journal, keeper.room),
         tenancy=tenancy,
-        cluster=None if member is None else Cluster(registry, tenancy.directory, member, bindings),
+        cluster=cluster,
         lease=lease,
         files=file_store,
         batches=Batches(file_store, registry, tenancy, lease, max_line_bytes=int(settings.max_request_bytes)),
         events=EventStreams(feed, registry, KVPolicy(settings.kv_policy), metrics.event_streams),
         started_at=int(time.time()),
     )
-    prefill = None if member is None else Prefill(services.sessions, member, settings)
-    ways = {} if prefill is None else prefill.ways
     app = DescribedAPI(
         title="Djinn",
         version=version("djinn-server"),
-        lifespan=partial(running, services, restored, journal, room, traces, prefill),
+        lifespan=partial(running, services, restored, journal, room, traces),
         redirect_slashes=False,
         docs_url=None,  # the framework's pages load a CDN; `routers/system.py` has one
         redoc_url=None,
         dependencies=[Depends(refuse_unread)],
-        middleware=middleware(settings, tenancy, services.lease, services.cluster, ways, keeper.keyed),
+        middleware=middleware(settings, tenancy, services.lease, services.cluster, keeper.keyed, metrics),
         # The framework's own would have paths, errors and refused bodies: what requests said.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )

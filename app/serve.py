@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import logging
 import os
 import select
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -31,11 +33,13 @@ SPIN_COUNT = "4000"
 spin for milliseconds, which is no faster on an idle machine and ruinous as soon as anything else wants a core."""
 
 
-def serve(settings: Settings, *, stands_by: bool = False) -> int:
+def serve(settings: Settings, *, stands_by: bool = False, shared: int | None = None) -> int:
     """Load the model and serve it. Returns with what the process should end. Raises `DjinnError`.
 
     One that `stands_by` imports everything, then waits for a line of standard input before it takes its port and its
     state folder. If the input ends instead, the process ends. It ends too if its engine's process dies.
+
+    `shared` is the descriptor of another socket to take connections of, which the process has inherited.
     """
     from app.web.listener import bind
     from app.web.server import Hangups
@@ -73,7 +77,7 @@ def serve(settings: Settings, *, stands_by: bool = False) -> int:
                 logger.critical("%s", error)
                 return ENGINE_LOST
         server = Server(application, Caps.of(settings, descriptors), hangups)
-        server.run([bound])
+        server.run([bound] if shared is None else [bound, socket.socket(fileno=shared)])
     return server.status
 
 
@@ -114,25 +118,31 @@ def _no_garbage_collected() -> Iterator[None]:
 
 
 MOST_REPLICAS = 64
+FORGET, ENDED = "forget", "ended"
 
 
 def add_cluster_flags(parser: OneLineParser) -> None:
-    """Add `serve` and `front`."""
+    """Add `serve`, and what operators say of replicas that are gone."""
     actions: Commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    _add_serve(add_command(actions, "serve", "start replicas and a front door before them"))
-    front = add_command(actions, "front", "a front door before replicas that run already")
-    front.add_argument(
-        "--target",
-        action="append",
-        required=True,
-        metavar="NAME=URL",
-        help="a replica, by its --replica; once for each",
-    )
-    add_flags(front)
+    _add_serve(add_command(actions, "serve", "start replicas that listen on one port together"))
+    for action, about in {
+        FORGET: "give up a replica and its sessions for good, as its folder is lost",
+        ENDED: "say that a replica is dead, so that a copy of its folder may go on",
+    }.items():
+        telling = add_command(actions, action, about)
+        telling.add_argument("name", metavar="NAME", help="the replica, by its --replica")
+        telling.add_argument(
+            "--cluster",
+            metavar="STORE",
+            default=os.environ.get("DJINN_CLUSTER"),
+            help="as `djinn serve` has it (default: what DJINN_CLUSTER says)",
+        )
 
 
 def run_cluster(arguments: argparse.Namespace) -> int:
     """Do what the command says; returns the exit status. Raises `DjinnError`."""
+    if arguments.action in (FORGET, ENDED):
+        return _tell_of_the_gone(arguments.action, arguments.name, arguments.cluster)
     from app.cluster import command  # imports the web framework
 
     settings = settings_of(arguments)
@@ -140,13 +150,8 @@ def run_cluster(arguments: argparse.Namespace) -> int:
         if getattr(settings, name) is not None:
             raise FieldOutOfRange(f"{name}: a cluster names and knows its replicas itself", param=name)
     if settings.bind_by_prefix:
-        message = (
-            "bind_by_prefix: histories are at one replica each, and the front door cannot tell whose a call continues"
-        )
+        message = "bind_by_prefix: histories are at one replica each, and no other can tell whose a call continues"
         raise FieldOutOfRange(message, param="bind_by_prefix")
-    if arguments.action == "front":
-        pairs = (target.partition("=") for target in arguments.target)
-        return command.front(settings, {name: url for name, _, url in pairs})
     given = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
     plan = command.Plan(
         replicas=arguments.replicas,
@@ -155,6 +160,28 @@ def run_cluster(arguments: argparse.Namespace) -> int:
         gpus=arguments.replica_gpus,
     )
     return command.serve(settings, given, plan)
+
+
+def _tell_of_the_gone(action: str, name: str, address: str | None) -> int:
+    from app.cluster.claims import declare_ended, forget
+    from app.cluster.store import open_store
+
+    if address is None:
+        raise FieldOutOfRange("cluster: name the store of the cluster", param="cluster")
+    store = open_store(address)
+
+    async def tell() -> None:
+        try:
+            if action == ENDED:
+                await declare_ended(store, name)
+                print(f"{name} may be started again, from a copy of its folder too")
+            else:
+                print(f"{name} is forgotten: no server can start with its journal {await forget(store, name)} any more")
+        finally:
+            await store.close()
+
+    asyncio.run(tell())
+    return 0
 
 
 def _add_serve(serve: OneLineParser) -> None:

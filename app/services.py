@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
-from app.cluster.prefill import Prefill
+from app.cluster.membership import Membership
 from app.engine_process.executor import EngineExecutor
 from app.journal.journal import Journal
 from app.machine.budget import DiskRoom
@@ -36,7 +36,6 @@ async def running(
     journal: Journal | None,
     room: DiskRoom,
     traces: SpanTraces | None,
-    prefill: Prefill | None,
     app: FastAPI,
 ) -> AsyncIterator[None]:
     """The life of the application: what began last ends first. `restored` are the journal's sessions. `room` is that of
@@ -49,6 +48,8 @@ async def running(
         if traces is not None:
             ends.push_async_callback(asyncio.to_thread, traces.close)
         if journal is not None:
+            if cluster is not None:
+                ends.push_async_callback(_end_in_order, cluster.membership, journal)
             journal.start()
             ends.push_async_callback(asyncio.to_thread, journal.close)
         executor.on_back(partial(take_up, registry))
@@ -57,14 +58,8 @@ async def running(
         ends.push_async_callback(executor.stop)
         await restore(registry, restored)
         if cluster is not None:
-            cluster.start()
-            ends.push_async_callback(cluster.close)
-        if prefill is not None:
-            prefill.start()
-            ends.push_async_callback(prefill.close)
+            await ends.enter_async_context(cluster.running(services.require_ready))
         endless = [sweep(registry), guard_host(executor, table, tenancy.quotas), _settle(executor, table)]
-        if cluster is not None and services.settings.balance:
-            endless.append(cluster.balance.run())
         if journal is not None and kv_dir is not None and room.beside(kv_dir) is room:
             endless.append(guard_disk(executor, journal, room))  # KV files share the journal's disk
         for work in endless:
@@ -83,6 +78,11 @@ async def _settle(executor: EngineExecutor, table: SessionTable) -> None:
             break
     give_back_freed()
     executor.engine.grammars.prepare()
+
+
+async def _end_in_order(membership: Membership, journal: Journal) -> None:
+    """Tell the cluster that the server has ended: its journal is closed by now."""
+    await membership.end(journal.ended_at)
 
 
 async def _end(task: asyncio.Task[None]) -> None:

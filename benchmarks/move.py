@@ -7,7 +7,6 @@ machine gives new memory page by page, which takes several times as long as the 
 """
 
 import argparse
-import json
 import multiprocessing
 import socket
 import tempfile
@@ -45,7 +44,6 @@ def cluster(model: str) -> Iterator[dict[str, httpx.Client]]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         ports = {name: free_port() for name in NAMES}
         urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
-        (folder / "peers.json").write_text(json.dumps(urls))
         (folder / "key").write_text(KEY)
         clients = {}
         for name in NAMES:
@@ -53,7 +51,7 @@ def cluster(model: str) -> Iterator[dict[str, httpx.Client]]:
                 "--model": model,
                 "--port": str(ports[name]),
                 "--replica": name,
-                "--peers": str(folder / "peers.json"),
+                "--cluster": f"folder:{folder}",
                 "--cluster-key-file": str(folder / "key"),
                 "--state-dir": str(folder / name),
                 "--kv-host": KV_HOST,

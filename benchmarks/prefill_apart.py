@@ -8,7 +8,6 @@ Nothing is drafted: how long a step takes would depend on the text.
 """
 
 import argparse
-import json
 import os
 import tempfile
 import threading
@@ -75,7 +74,6 @@ def servers(way: str, model: str, cores: list[int]) -> Iterator[httpx.Client]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         ports = {name: free_port() for name in roles}
         urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
-        (folder / "peers.json").write_text(json.dumps(urls))
         (folder / "key").write_text(KEY)
         for (name, role), core in zip(roles.items(), cores, strict=False):
             flags = {
@@ -83,7 +81,7 @@ def servers(way: str, model: str, cores: list[int]) -> Iterator[httpx.Client]:
                 "--port": str(ports[name]),
                 "--replica": name,
                 "--role": role,
-                "--peers": str(folder / "peers.json"),
+                "--cluster": f"folder:{folder}",
                 "--cluster-key-file": str(folder / "key"),
                 "--state-dir": str(folder / name),
                 "--kv-device": POOL,

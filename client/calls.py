@@ -186,6 +186,12 @@ def move_session(session: str, replica: str) -> Call[Move]:
     return Call("POST", session_path(session, "move"), Move.model_validate_json, json={"replica": replica})
 
 
+def settle_session(session: str, peer_is_dead: str) -> Call[SessionInfo]:
+    """`POST /v1/sessions/{id}/settle`."""
+    path, body = session_path(session, "settle"), {"peer_is_dead": peer_is_dead}
+    return Call("POST", path, SessionInfo.model_validate_json, json=body)
+
+
 def events(last_id: str | None) -> Call[None]:
     """`GET /v1/events`: what follows the event `last_id`, or with None everything. The answer is for `read_event`."""
     return Call("GET", "/v1/events", nothing, headers={} if last_id is None else {"Last-Event-ID": last_id})

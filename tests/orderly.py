@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import signal
 import threading
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from app.flags import add_flags, settings_of
+from app.flags import OneLineParser, add_flags, settings_of
 from app.main import load_app
 from app.web.connections import Caps
 from app.web.listener import bind
@@ -77,12 +76,16 @@ class ServerThread:
     """A running server with the flags of `djinn serve`, and those of a tiny model. Its engine has a thread too."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        parser = argparse.ArgumentParser()
+        parser = OneLineParser()
         add_flags(parser)
         settings = settings_of(parser.parse_args([*TINY, "--state-dir", str(folder), *flags]))
         self._bound = bind(settings.host, settings.port)
         self.url = f"http://127.0.0.1:{self._bound.getsockname()[1]}"
-        self._server = _Server(load_app(settings), Caps.of(settings, descriptors=4096))
+        try:
+            self._server = _Server(load_app(settings), Caps.of(settings, descriptors=4096))
+        except BaseException:
+            self._bound.close()
+            raise
         self._thread = threading.Thread(target=self._server.run, args=([self._bound],), name="orderly-server")
         self._log = _Log(self._thread)
 

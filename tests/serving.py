@@ -111,6 +111,6 @@ def serve(*, clock: Callable[[], float] = time.time, port: int = 0, **changed: A
 @asynccontextmanager
 async def running_services(**changed: Any) -> AsyncIterator[Services]:
     """The parts of a running server, without HTTP in front."""
-    app = load_app(tiny_settings(**changed))
+    app = await asyncio.to_thread(load_app, tiny_settings(**changed))
     async with app.router.lifespan_context(app):
         yield app.state.services

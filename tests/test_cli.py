@@ -59,7 +59,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str 
             ("serve", "--kv-host", "0", "--kv-disk", "20x512"),
             "djinn: --kv-disk: KV goes to disk over host memory, so --kv-host",
         ),
-        (("serve", "--peers", "p", "--cluster-key-file", "k"), "djinn: --peers: the server itself needs a name"),
+        (("serve", "--cluster", "x", "--cluster-key-file", "k"), "djinn: --cluster: the server itself needs a name"),
         (("models", "export", "random:tiny-llama"), "djinn: random:tiny-llama has random weights, and no folder"),
     ],
 )

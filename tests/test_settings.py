@@ -50,7 +50,7 @@ def test_cuda_graphs_are_asked_for_or_not_or_left_to_the_device(monkeypatch: pyt
 
 def test_servers_of_a_cluster_have_a_lease_and_bind_by_names_alone(tmp_path: Path) -> None:
     (tmp_path / "key").touch()
-    cluster = ("--replica", "a", "--peers", str(tmp_path / "peers"), "--cluster-key-file", str(tmp_path / "key"))
+    cluster = ("--replica", "a", "--cluster", f"folder:{tmp_path}", "--cluster-key-file", str(tmp_path / "key"))
     assert from_flags().lease is None
     assert from_flags("--lease-s", "30").lease == 30
     assert [from_flags(*flags).binds_by_prefix for flags in ((), ("--no-bind-by-prefix",), cluster)] == [

@@ -1,45 +1,44 @@
-"""`djinn cluster serve` and `djinn cluster front`."""
+"""`djinn cluster serve`: replicas on this machine that take the connections of one port together.
+
+No process stands between them and their clients: the socket of `--port` is bound here, and each replica inherits it.
+One that is dead or stopped takes no connections, and the others do.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import secrets
+import signal
 import socket
 import string
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.cluster.acquainting import acquaint, free_ports, urls_of
-from app.cluster.fleet import Fleet
-from app.cluster.front.server import Front, FrontServer
 from app.cluster.keeper import GPUS, NeverStarted, Replicas, ReplicaSpec
-from app.cluster.load import READY
-from app.cluster.moves.key import ClusterKey
-from app.cluster.moves.signatures import sign_request
-from app.cluster.table import Table
 from app.domain.errors import FieldOutOfRange
 from app.domain.text import LOOPBACK_NAMES
 from app.logs import Log, configure
-from app.machine.files import explain
-from app.machine.memory import raise_descriptor_limit
+from app.machine.files import explain, make_private, make_private_folder
 from app.settings import Settings, variables
-from app.web.connections import Caps
 from app.web.listener import bind
-from app.web.server import Hangups
+from app.web.server import ECHO_S, Hangups, url_of
 
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
-LOOK_S, START_LOOK_S = 1.0, 0.1
-"""Between two looks at where the replicas listen."""
-NOT_SHARED = frozenset({"host", "port", "replica", "state_dir", "max_connections_per_address"})
-"""Settings that each replica has of its own. All clients come to it from the front door's address."""
-OF_CLUSTER = ("replica", "peers", "cluster_key_file")
+LOOK_S = 0.1
+"""Between two looks at whether the replicas listen."""
+NOT_SHARED = frozenset({"host", "port", "replica", "state_dir"})
+"""Settings that each replica has of its own."""
+OF_CLUSTER = ("replica", "cluster", "advertise", "cluster_key_file")
 """Settings that a cluster sets itself for its replicas."""
-FOLDER = "cluster"
-"""Below `--state-dir`: the directory's file, and a folder for each replica."""
+FOLDER, KEY = "cluster", "cluster.key"
+"""Below `--state-dir`: the store of the cluster, its key, and a folder for each replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,147 +67,129 @@ class Plan:
         return [others] * (self.replicas - self.prefill) + ["prefill"] * self.prefill
 
 
-class ClusterServer(FrontServer):
-    """A front door whose replicas end with it: they drain while it still answers."""
-
-    def __init__(self, front: Front, caps: Caps, replicas: Replicas, hangups: Hangups) -> None:
-        super().__init__(front, caps, hangups=hangups)
-        self._replicas = replicas
-        self._following: asyncio.Task[None] | None = None
-        self.failure: str | None = None
-        """Why there is nothing to serve any more."""
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the replicas, then listen."""
-        self._replicas.start()
-        if await self._wait_for_replicas():
-            await super().startup(sockets)
-            self._following = asyncio.create_task(self._follow())
-
-    async def _wait_for_replicas(self) -> bool:
-        """Whether all of them listen: False if that was not waited for."""
-        while not self.should_exit:
-            try:
-                urls = self._replicas.urls()
-            except NeverStarted as error:
-                self.failure, self.should_exit = error.message, True
-                return False
-            self.front.fleet.replace(urls)
-            if self._replicas.all_listen:
-                return True
-            await asyncio.sleep(START_LOOK_S)
-        return False
-
-    async def _follow(self) -> None:
-        """Learn where replicas listen that were started again. One that is away keeps its place."""
-        fleet = self.front.fleet
-        while True:
-            await asyncio.sleep(LOOK_S)
-            try:
-                urls = self._replicas.urls()
-            except NeverStarted:
-                continue  # only a first start can fail for good
-            fleet.replace({each.name: each.url for each in fleet} | urls)
-
-    def reload(self) -> None:
-        """Have the replicas read their files again too."""
-        super().reload()
-        self._replicas.reload()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain the replicas, then close."""
-        if self._following is not None:
-            self._following.cancel()
-        draining = asyncio.create_task(self._replicas.stop())
-        while not draining.done() and not self.force_exit:
-            await asyncio.wait({draining}, timeout=0.1)
-        if not draining.done():
-            self._replicas.kill()
-            draining.cancel()
-        await super().shutdown(sockets)
-
-
 def serve(settings: Settings, given: Mapping[str, object], plan: Plan) -> int:
-    """Start replicas and a front door before them, and serve until told to end. Returns the exit status.
+    """Start replicas, and keep them running until told to end. Returns the exit status. Raises `FieldOutOfRange`.
 
-    `given` are the settings that flags have given. Those of the environment are the replicas' too, on any machine.
+    `given` are the settings that flags have given. Those of the environment are the replicas' too.
     """
     settings.require_safe_access()
     configure(Log(logging.INFO, settings.log_format))
-    folder = None if settings.state_dir is None else settings.state_dir.expanduser() / FOLDER
+    if settings.state_dir is None:
+        message = "state_dir: a cluster needs a folder, by which its replicas know each other and keep their sessions"
+        raise FieldOutOfRange(message, param="state_dir")
+    folder = settings.state_dir.expanduser() / FOLDER
     flags = {name: _variable(value) for name, value in given.items()}
     shared = {name: value for name, value in {**variables(), **flags}.items() if name not in NOT_SHARED}
-    # Replicas listen on loopback, and must answer to the names that clients call the front door by.
+    # Replicas listen on loopback, and must answer to the names that clients call the cluster by.
     shared["allowed_hosts"] = ",".join(dict.fromkeys((*settings.answered_hosts, *LOOPBACK_NAMES)))
-    specs = replica_specs(plan, folder, shared)
     with Hangups.heard() as hangups, bind(settings.host, settings.port) as bound:
-        replicas, table = Replicas(specs), Table(folder)
+        launcher = Launcher(Replicas(replica_specs(plan, folder, shared, bound.fileno())), bound)
+        asyncio.run(launcher.run(hangups))
+    if launcher.failure is not None:
+        raise FieldOutOfRange(launcher.failure)
+    return 0
+
+
+class Launcher:
+    """Keeps the replicas running until a signal says that they end: SIGTERM or SIGINT drains all, a second one ends
+    them at once. SIGHUP has them read their files again.
+    """
+
+    def __init__(self, replicas: Replicas, bound: socket.socket) -> None:
+        """`bound` is the socket that they share."""
+        self.failure: str | None = None
+        """Why there was nothing to serve."""
+        self._replicas = replicas
+        self._bound = bound
+        self._ending = asyncio.Event()
+        self._told_at = 0.0
+
+    async def run(self, hangups: Hangups) -> None:
+        """Return when all replicas have ended."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end, number)
+
+        def reload() -> None:
+            loop.call_soon_threadsafe(self._replicas.reload)
+
+        hangups.hand_to(reload)
+        self._replicas.start()
         try:
-            front = Front(settings, Fleet({}), table, _signing(specs[0].settings.get("cluster_key_file")))
-            server = ClusterServer(front, _caps(settings), replicas, hangups)
-            server.run([bound])
+            if await self._are_up():
+                names = ", ".join(f"{name} {url}" for name, url in sorted(self._replicas.urls().items()))
+                print(f"Djinn's cluster is {url_of(self._bound)}, by its replicas {names}", flush=True)
+            await self._ending.wait()
+            self._bound.close()  # only replicas take connections now, as long as they do
+            await self._replicas.stop()
         finally:
-            replicas.kill()
-            table.close()
-    if server.failure is not None:
-        raise FieldOutOfRange(server.failure)
-    return 0
+            self._replicas.kill()
+
+    async def _are_up(self) -> bool:
+        """Whether all replicas listen: False if that was not waited for."""
+        while not self._ending.is_set():
+            try:
+                self._replicas.urls()
+            except NeverStarted as error:
+                self.failure = error.message
+                self._ending.set()
+                return False
+            if self._replicas.all_listen:
+                return True
+            await asyncio.sleep(LOOK_S)
+        return False
+
+    def _end(self, number: signal.Signals) -> None:
+        now = time.monotonic()
+        if self._ending.is_set() and (number is not signal.SIGTERM or now - self._told_at >= ECHO_S):
+            self._replicas.kill()
+        elif not self._ending.is_set():
+            self._told_at = now
+            self._ending.set()
 
 
-def front(settings: Settings, urls: Mapping[str, str]) -> int:
-    """A front door before replicas that are started elsewhere, at these URLs by name. Returns the exit status."""
-    settings.require_safe_access()
-    configure(Log(logging.INFO, settings.log_format))
-    fleet = Fleet(urls)
-    folder = None if settings.state_dir is None else settings.state_dir.expanduser() / FOLDER
-    with Hangups.heard() as hangups, bind(settings.host, settings.port) as bound:
-        door = Front(settings, fleet, Table(folder), _signing(settings.cluster_key_file))
-        FrontServer(door, _caps(settings), hangups=hangups).run([bound])
-    return 0
-
-
-def replica_specs(plan: Plan, folder: Path | None, shared: dict[str, str]) -> list[ReplicaSpec]:
-    """The replicas, each with settings that all share. Raises `FieldOutOfRange`."""
+def replica_specs(plan: Plan, folder: Path, shared: Mapping[str, str], descriptor: int) -> list[ReplicaSpec]:
+    """The replicas, each with settings that all share, and with the socket of that `descriptor`. Raises
+    `FieldOutOfRange`.
+    """
     names = _names(plan.replicas)
-    ports = free_ports(LOOPBACK, len(names))
-    # No session moves without a folder, as no replica would know which one has it.
-    if folder is not None:
-        shared = shared | _acquaint(folder, urls_of(LOOPBACK, names, ports))
-    elif plan.prefill:
-        message = "--prefill-replicas needs a --state-dir, by which replicas know each other"
-        raise FieldOutOfRange(message, param="prefill_replicas")
+    try:
+        key = _key_file(folder)
+    except OSError as error:
+        raise FieldOutOfRange(f"state_dir: {folder} cannot be written: {explain(error)}", param="state_dir") from error
+    common = {**shared, "cluster": f"folder:{folder}", "cluster_key_file": str(key)}
     return [
         ReplicaSpec(
             name=name,
             host=LOOPBACK,
             port=port,
-            state_dir=None if folder is None else folder / name,
-            settings={**shared, "role": role},
+            state_dir=folder / name,
+            settings={**common, "role": role},
+            shared=descriptor,
             has_standby=plan.standby,
             gpus=gpus,
         )
-        for name, port, role, gpus in zip(names, ports, plan.roles(), _gpus(plan), strict=True)
+        for name, port, role, gpus in zip(names, _free_ports(len(names)), plan.roles(), _gpus(plan), strict=True)
     ]
 
 
-def _acquaint(folder: Path, urls: Mapping[str, str]) -> dict[str, str]:
-    """Raises `FieldOutOfRange`."""
-    try:
-        return acquaint(folder, urls)
-    except OSError as error:
-        raise FieldOutOfRange(f"state_dir: {folder} cannot be written: {explain(error)}", param="state_dir") from error
+def _key_file(folder: Path) -> Path:
+    """The file of the cluster's key, which is made once. Raises `OSError`."""
+    make_private_folder(folder)
+    key = folder / KEY
+    if not key.exists():
+        fresh = key.with_suffix(".new")  # one that is cut short by a crash must not become the key
+        make_private(fresh)
+        fresh.write_text(secrets.token_hex(32), encoding="utf-8")
+        fresh.rename(key)
+    return key
 
 
-def _signing(key_file: str | Path | None) -> Callable[[str], Mapping[str, str]]:
-    """Signs looks at replicas with the cluster's key, if there is one. Raises `FieldOutOfRange`."""
-    if key_file is None:
-        return lambda name: {}
-    key = ClusterKey.read(Path(key_file).expanduser())
-    return lambda name: sign_request(key, name, READY, b"")
-
-
-def _caps(settings: Settings) -> Caps:
-    return Caps.of(settings, raise_descriptor_limit())
+def _free_ports(count: int) -> list[int]:
+    """Free ports. A replica keeps its own when it is started again."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
 
 
 def _names(count: int) -> list[str]:

@@ -1,24 +1,34 @@
-"""The replicas of one cluster as the front door sees them. Used on the event loop only."""
+"""The replicas of one cluster as one of them sees the others, and which of them is best for something new."""
 
 from __future__ import annotations
 
 import enum
+import hashlib
+import math
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from typing import Protocol
 from urllib.parse import urlsplit
 
+from app.cluster.claims import Member
 from app.cluster.load import Load
-from app.domain.errors import FieldOutOfRange, ReplicaAway
-from app.domain.homes import REPLICA_NAME
+from app.domain.errors import ReplicaAway
 
-OWN_NAME = "front"
-"""What the front door's own metrics have where those of replicas have their name."""
 PLACED_COSTS = 0.02
 """Of a device's KV, what a new session is taken to need until the replica next tells what is free."""
 
 
+class Roster(Protocol):
+    """Who is in the cluster."""
+
+    @property
+    def members(self) -> Mapping[str, Member]:
+        """Those that are there, by name, this one among them."""
+        ...
+
+
 class State(enum.Enum):
-    """What the last look at a replica has found."""
+    """What is known of a replica."""
 
     READY = "ready"
     REFUSES = "refuses"
@@ -26,110 +36,146 @@ class State(enum.Enum):
     AWAY = "away"
 
 
-@dataclass(slots=True, eq=False)
 class Replica:
-    """One server. It is taken to be away until a first look has found it."""
+    """One server, by its name: what it says of itself, and what this server has found out meanwhile."""
 
-    name: str
-    url: str
-    """Without a slash at its end."""
-    state: State = State.AWAY
-    load: Load | None = None
-    placed: int = 0
-    """New sessions that went there since it last told its load."""
-    host: str = field(init=False)
-    port: int = field(init=False)
+    def __init__(self, name: str, roster: Roster, *, is_here: bool = False) -> None:
+        """`is_here`: it is this server, which is there whatever the others know."""
+        self.name = name
+        self.placed = 0
+        """New sessions that went there since it last told its load."""
+        self._roster = roster
+        self._is_here = is_here
+        self._last = roster.members.get(name) or Member(name=name, url="", journal="")
+        self._away_until = -math.inf
 
-    def __post_init__(self) -> None:
-        """Read the URL. Raises `FieldOutOfRange`."""
-        if not REPLICA_NAME.fullmatch(self.name) or self.name == OWN_NAME:
-            raise FieldOutOfRange(f"peers: {self.name[:40]!r} is no name of a replica", param="peers")
-        try:
-            parts = urlsplit(self.url)
-            port = parts.port
-        except ValueError:
-            parts, port = urlsplit(""), None
-        if parts.scheme != "http" or not parts.hostname or parts.path or parts.query:
-            message = f"peers: {self.name} needs a URL such as http://10.0.0.1:8000; got {self.url[:100]!r}"
-            raise FieldOutOfRange(message, param="peers")
-        self.host, self.port = parts.hostname, port or 80
+    @property
+    def seen(self) -> Member:
+        """What it has said last."""
+        now = self._roster.members.get(self.name)
+        if now is not None and now is not self._last:
+            self._last, self.placed = now, 0
+        return self._last
 
-    def told(self, state: State, load: Load | None) -> None:
-        """Note what a look has found. A load that was not told stays as it was."""
-        self.state = state
-        if load is not None:
-            self.load, self.placed = load, 0
+    @property
+    def state(self) -> State:
+        """Whether it answers, and takes new work. One whose sessions have left is away before it is: a connection that
+        closes may take a request with it.
+        """
+        seen = self.seen
+        if not self.is_member or seen.left or time.monotonic() < self._away_until:
+            return State.AWAY
+        return State.READY if seen.ready else State.REFUSES
+
+    @property
+    def is_member(self) -> bool:
+        """Whether it holds its lease, by what is known here."""
+        return self._is_here or self.name in self._roster.members
+
+    def shun(self, seconds: float) -> None:
+        """Take it to be away for so long, or until it is shunned for 0 s: it has not answered."""
+        self._away_until = time.monotonic() + seconds
+
+    @property
+    def url(self) -> str:
+        """Without a slash at its end."""
+        return self.seen.url
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        parts = urlsplit(self.url)
+        return parts.hostname or "", parts.port or 80
+
+    @property
+    def role(self) -> str:
+        """As in the settings."""
+        return self.seen.role
+
+    @property
+    def load(self) -> Load | None:
+        """How busy it is; None: it has not said."""
+        return self.seen.load
 
     @property
     def takes_sessions(self) -> bool:
-        """Whether it is there for sessions: it does not only compute prompts, as far as it has said."""
-        return self.load is None or self.load.role != "prefill"
+        """Whether it is there for sessions: it does not only compute prompts."""
+        return self.role != "prefill"
 
     @property
     def room(self) -> tuple[float, float, int]:
         """Orders replicas by what a new session finds there: free KV, then free host memory, then turns that would be
         before its own. Where all sessions are away from the device, host memory tells who has more of them.
         """
-        if self.load is None:
+        if (load := self.load) is None:
             return (0.0, 0.0, -self.placed)
-        free = self.load.kv_free - PLACED_COSTS * self.placed
-        return (free, self.load.host_free, -self.load.turns - self.placed)
+        return (load.kv_free - PLACED_COSTS * self.placed, load.host_free, -load.turns - self.placed)
 
 
 class Fleet:
-    """All replicas, by name."""
+    """All replicas that have been there since this server began. Used on the event loop only."""
 
-    def __init__(self, urls: Mapping[str, str]) -> None:
-        """Raises `FieldOutOfRange` for names and URLs that cannot be."""
-        self._replicas: dict[str, Replica] = {}
-        self.replace(urls)
+    def __init__(self, here: str, roster: Roster) -> None:
+        """`here` is the server's own name."""
+        self.here = here
+        self._roster = roster
+        self._replicas = {here: Replica(here, roster, is_here=True)}
 
     def __iter__(self) -> Iterator[Replica]:
-        """In the order of their names."""
+        """In the order of their names, this one among them."""
+        for name in self._roster.members:
+            if name not in self._replicas:
+                self._replicas[name] = Replica(name, self._roster)
         return iter([self._replicas[name] for name in sorted(self._replicas)])
 
-    def __len__(self) -> int:
-        return len(self._replicas)
+    @property
+    def own(self) -> Replica:
+        """This one."""
+        return self._replicas[self.here]
 
-    def replace(self, urls: Mapping[str, str]) -> None:
-        """Have these replicas from now on; those that stay keep their state. Raises `FieldOutOfRange`."""
-        found = {}
-        for name, url in urls.items():
-            old = self._replicas.get(name)
-            found[name] = old if old is not None and old.url == url.rstrip("/") else Replica(name, url.rstrip("/"))
-        self._replicas = found
+    @property
+    def others(self) -> list[Replica]:
+        """All but this one."""
+        return [each for each in self if each.name != self.here]
+
+    @property
+    def answering(self) -> list[Replica]:
+        """Those that are not away."""
+        return [each for each in self if each.state is not State.AWAY]
+
+    @property
+    def ready(self) -> list[Replica]:
+        """Others that take new work, the one with the most free KV first, and last those that only compute prompts."""
+        ready = [each for each in self.others if each.state is State.READY]
+        return sorted(ready, key=lambda each: (each.takes_sessions, each.room), reverse=True)
 
     def find(self, name: str | None) -> Replica | None:
-        """The replica of that name."""
-        return None if name is None else self._replicas.get(name)
+        """The replica of that name, which may be away by now."""
+        return next((each for each in self if each.name == name), None)
 
     def reachable(self, name: str) -> Replica:
         """The replica of that name. Raises `ReplicaAway` if it does not answer."""
-        replica = self._replicas.get(name)
+        replica = self.find(name)
         if replica is None or replica.state is State.AWAY:
             raise ReplicaAway(f"replica {name} is away, and what is there with it: try again")
         return replica
 
-    def any(self) -> Replica:
-        """One that answers. Raises `ReplicaAway` if none does."""
-        return self._best(ready_only=False)
+    def place(self, but: str | None = None, key: str | None = None) -> Replica:
+        """Where something new goes: the replica with the most free KV, of equal ones this one, but for those that only
+        compute prompts, if there are others, and for the one of the name `but`. If none takes new work, one that says
+        so itself. Raises `ReplicaAway` if none answers.
 
-    def place(self, but: str | None = None) -> Replica:
-        """Where a new session goes: the replica with the most free KV, but for those that only compute prompts, if
-        there are others, and for the one of that name. Raises `ReplicaAway` if none answers.
-
-        If none takes new work, one that says so itself.
+        With a `key` it is the same one at each call and at each replica, as long as it answers (rendezvous hashing):
+        what is asked for again goes to the replica that may have done it.
         """
-        replica = self._best(ready_only=True, but=but)
-        replica.placed += 1
-        return replica
-
-    def _best(self, *, ready_only: bool, but: str | None = None) -> Replica:
-        answering = [each for each in self if each.state is not State.AWAY and each.name != but]
+        answering = [each for each in self.answering if each.name != but]
         if not answering:
             raise ReplicaAway("no replica answers: try again")
+        if key is not None:
+            homes = [each for each in answering if each.takes_sessions] or answering
+            return max(homes, key=lambda each: hashlib.blake2b(f"{each.name} {key}".encode()).digest())
         ready = [each for each in answering if each.state is State.READY]
-        if not ready_only:
-            return (ready or answering)[0]
-        homes = [each for each in ready if each.takes_sessions]
-        return max(homes or ready or answering, key=lambda each: each.room)
+        homes = [each for each in ready if each.takes_sessions] or ready or answering
+        replica = max(homes, key=lambda each: (each.room, each.name == self.here))
+        replica.placed += 1
+        return replica

@@ -52,21 +52,29 @@ class ReplicaSpec:
 
     name: str
     host: str
-    """The address that it listens on, which the front door must reach."""
+    """The address that it listens on itself, which the other replicas must reach."""
     port: int
-    state_dir: Path | None
+    state_dir: Path
     settings: Mapping[str, str]
     has_standby: bool = False
     """Whether another process is kept that has all but begun."""
     gpus: str | None = None
     """The GPUs that it sees, as `CUDA_VISIBLE_DEVICES` names them; None: those that its keeper sees."""
+    shared: int | None = None
+    """The descriptor of a socket whose connections all replicas take."""
 
     def command(self) -> list[str]:
         """The program and its flags."""
         # -P: the working folder may have its own `app`.
         program = [*ENDS_WITH_PARENT, sys.executable, "-P", "-m", "app", "serve"]
-        folder = "none" if self.state_dir is None else str(self.state_dir)
-        flags = {"--replica": self.name, "--host": self.host, "--port": str(self.port), "--state-dir": folder}
+        flags = {
+            "--replica": self.name,
+            "--host": self.host,
+            "--port": str(self.port),
+            "--state-dir": str(self.state_dir),
+        }
+        if self.shared is not None:
+            flags["--shared-socket"] = str(self.shared)
         return [*program, *(word for flag in flags.items() for word in flag)]
 
     def environment(self) -> dict[str, str]:
@@ -200,6 +208,7 @@ class Keeper:
             stdout=asyncio.subprocess.PIPE,
             env=self.spec.environment(),
             limit=LONGEST_LINE,
+            pass_fds=() if self.spec.shared is None else (self.spec.shared,),
             process_group=0,  # a terminal's Ctrl-C is for who keeps it: a second one would end it at once
         )
 

@@ -17,14 +17,10 @@ from typing import Any
 
 import msgspec
 
-from app.cluster.fleet import Replica, State
-from app.cluster.front.look import INTERVAL_S
-from app.cluster.moves.calls import PeerCalls
-from app.cluster.moves.cluster import Membership
+from app.cluster.fleet import Fleet, Replica
+from app.cluster.moves.calls import PeerCalls, give
 from app.cluster.moves.doors import Way, read_message
-from app.cluster.moves.giving import give
-from app.cluster.moves.outlook import Outlook
-from app.cluster.moves.peers import Peer
+from app.cluster.moves.key import ClusterKey
 from app.cluster.moves.wire import PREFIX, Model
 from app.domain.errors import DjinnError, PeerAway, PeerFull, PeerMismatch, WrongState
 from app.domain.homes import new_session_id
@@ -42,6 +38,8 @@ PROMPT = f"{PREFIX}prompt"
 DECODE, PREFILL = "decode", "prefill"
 OFFER_S = 2.0
 """How long another server may take to say whether it computes a prompt: the turn waits for that too."""
+SHUNNED_S = 1.0
+"""How long a server that did not take one is asked for none."""
 AT_ONCE = 16
 """Prompts that wait or are computed: a replica that asks for one more computes it itself, which is faster."""
 NO_TOKENS = StopRule(0)
@@ -91,15 +89,14 @@ class OfferedPrompt:
 class Prefill:
     """Asks for prompts, or computes them, or does neither, as the server's role has it. Used on the event loop only."""
 
-    def __init__(self, registry: SessionRegistry, member: Membership, settings: Settings) -> None:
+    def __init__(self, registry: SessionRegistry, fleet: Fleet, key: ClusterKey, settings: Settings) -> None:
         self._registry = registry
         self._metrics = registry.metrics.prompts
-        self._here = member.here
+        self._fleet = fleet
         self._role = settings.role
         self._least = settings.prefill_apart_tokens
         self._form = Form(Model.of(registry.executor.engine.info), settings.block_size)
-        self._calls = PeerCalls(member.key)
-        self._outlook = Outlook(member.here, member.peers, member.host, member.key)
+        self._calls = PeerCalls(key)
         self._serving = 0
         """Prompts that wait or are computed here."""
         self._under_way = set[asyncio.Task[None]]()
@@ -107,11 +104,10 @@ class Prefill:
         """What other servers may offer, by path."""
 
     def start(self) -> None:
-        """Look for servers that compute prompts, and have the engine ask, if this server does."""
+        """Have the engine ask for long prompts, if this server has others compute them."""
         if self._role == DECODE:
             self._registry.turns.apart_tokens = self.apart_tokens
             self._registry.table.on_lacking = self._lacking
-            self._start(self._look())
 
     async def close(self) -> None:
         """Give up all that is under way."""
@@ -119,8 +115,7 @@ class Prefill:
             task.cancel()
         if self._under_way:
             await asyncio.wait(self._under_way)
-        self._outlook.close()
-        self._calls.close()
+        await self._calls.close()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -129,18 +124,13 @@ class Prefill:
 
     # Prompts that other servers compute for this one.
 
-    async def _look(self) -> None:
-        while True:
-            await self._outlook.look()
-            await asyncio.sleep(INTERVAL_S)
-
     def apart_tokens(self) -> int:
         """How many tokens without KV make a prompt that another server may compute; 0: none does."""
         return self._least if self._best() is not None else 0
 
     def _best(self) -> Replica | None:
         """The server with the fewest turns of those that compute prompts."""
-        found = [each for each in self._outlook.ready if each.load and each.load.role == PREFILL]
+        found = [each for each in self._fleet.ready if each.load and each.role == PREFILL]
         return min(found, key=lambda each: each.load.turns + each.placed if each.load else 0, default=None)
 
     def _lacking(self, session: Session, notice: Lacking) -> None:
@@ -177,7 +167,7 @@ class Prefill:
             raise WrongState("its turn has ended")
         offer = PromptOffer(
             format=FORMAT,
-            source=self._here,
+            source=self._fleet.here,
             form=self._form,
             tenant=session.owner or "",
             namespace=session.namespace,
@@ -187,10 +177,9 @@ class Prefill:
         replica.placed += 1
         try:
             async with asyncio.timeout(OFFER_S):
-                peer = Peer(replica.name, replica.url)
-                connection, _ = await self._calls.connect(peer, PROMPT, msgspec.msgpack.encode(offer))
+                connection, _ = await self._calls.connect(replica, PROMPT, msgspec.msgpack.encode(offer))
         except (PeerAway, TimeoutError):
-            replica.told(State.AWAY, None)  # until the next look has found it
+            replica.shun(SHUNNED_S)
             raise
         return connection
 
@@ -223,7 +212,7 @@ class Prefill:
         self._serving -= 1
 
     async def _serve(self, offer: PromptOffer, connection: socket.socket) -> None:
-        session, executor = new_session_id(self._here), self._registry.executor
+        session, executor = new_session_id(self._fleet.here), self._registry.executor
         try:
             sent = await self._send(session, offer, give(executor, connection))
             self._metrics.served(sent.computed_tokens)

@@ -39,7 +39,7 @@ class Taken(StrEnum):
     YES = "yes"
     NO = "no"
     FORGOTTEN = "forgotten"
-    """It may have been, and have gone again: that was too long ago."""
+    """It may have been: with another journal, or it has gone again, too long ago."""
 
 
 class MoveReason(StrEnum):
@@ -69,6 +69,8 @@ class Home:
     """The session's owner: other tenants do not learn where it is."""
     name: str | None = None
     """What its owner's calls name it by."""
+    peer_journal: str = ""
+    """The UUID of the journal in which the server that it goes to may have noted it."""
 
 
 class Homes:
@@ -106,9 +108,18 @@ class Homes:
         """The session that has gone and has taken the response along."""
         return self._if_gone(self._went.get(response))
 
-    def leave(self, session: SessionId, owner: str | None, peer: str, peer_seq: int, name: str | None = None) -> Home:
+    def leave(
+        self,
+        session: SessionId,
+        owner: str | None,
+        peer: str,
+        peer_seq: int,
+        name: str | None = None,
+        peer_journal: str = "",
+    ) -> Home:
         """It may be taken from now on."""
-        return self._put(session, Home(HomeState.LEAVING, self.epoch(session) + 1, 0, peer, peer_seq, owner, name))
+        epoch = self.epoch(session) + 1
+        return self._put(session, Home(HomeState.LEAVING, epoch, 0, peer, peer_seq, owner, name, peer_journal))
 
     def stay(self, session: SessionId) -> Home:
         """It has not been taken, and will not be with this epoch."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import sqlite3
 import threading
 from array import array
@@ -16,7 +17,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from app.domain.breakpoints import TensorData
-from app.domain.errors import NotDurable
+from app.domain.errors import Fenced, FieldOutOfRange, NotDurable
 from app.domain.values import JournalState, ModelInfo
 from app.journal import lease as leases
 from app.journal.lease import FolderLock
@@ -25,6 +26,7 @@ from app.journal.records import (
     Change,
     Departed,
     Entry,
+    Identity,
     Key,
     ResponseRecord,
     SessionRecord,
@@ -33,6 +35,7 @@ from app.journal.records import (
     describe,
 )
 from app.journal.store import SMALL_BYTES, JournalStore
+from app.journal.tables import load_identity
 from app.machine.files import free_bytes, is_over_network
 
 logger = logging.getLogger(__name__)
@@ -164,7 +167,11 @@ class Journal:
         self._lock = FolderLock(folder)
         self.lease: leases.FolderLease | None = None
         """None: the lock alone says whose the folder is."""
-        path = folder / FILE_NAME
+        self._counted: Identity | None = None
+        """That of this start, in a cluster."""
+        self.ended_at: int | None = None
+        """The number of the orderly end, once it has come."""
+        path = self.path = folder / FILE_NAME
         try:
             if not self._lock.is_held and not path.exists():
                 raise self._lock.refusal()
@@ -196,6 +203,37 @@ class Journal:
     ) -> list[tuple[SessionRecord, array[int]]]:
         """Every session and its history, by id. Call before `start`. Raises what `JournalStore.load` raises."""
         return self._store.load(model, keys)
+
+    @property
+    def identity(self) -> Identity | None:
+        """Which journal it is; None: it has been written by an earlier version, and is not loaded yet. Call before
+        `start`.
+        """
+        return self._store.read(load_identity)
+
+    def begin_start(self) -> Identity:
+        """The identity of the next start in a cluster. Its word is on the disk, but it counts only from `count_start`
+        on: who is refused stays what it was. Call between `load` and `start`. Raises `FieldOutOfRange`.
+        """
+        found = self.identity
+        assert found is not None, "the journal has been loaded"
+        if not found.attempt:
+            found = replace(found, attempt=secrets.token_hex(8))
+            self._write_identity(found)
+        return replace(found, starts=found.starts + 1)
+
+    def count_start(self) -> None:
+        """That start has begun. The orderly end counts too: a copy that is made meanwhile is older. Raises
+        `FieldOutOfRange`.
+        """
+        self._counted = replace(self.begin_start(), attempt="")
+        self._write_identity(self._counted)
+
+    def _write_identity(self, identity: Identity) -> None:
+        try:
+            self._store.write_identity(identity)
+        except (sqlite3.Error, Fenced) as error:
+            raise FieldOutOfRange(f"the journal {self.path} cannot be written: {error}", param="state_dir") from error
 
     def read(self, load: Callable[[sqlite3.Connection], T]) -> T:
         """What a function of `tables` finds. Call after `load`, before `start`. Raises like `load`."""
@@ -244,6 +282,13 @@ class Journal:
             self._wake.notify()
         if self._thread is not None:
             self._thread.join()
+        if self._counted is not None:
+            ended = replace(self._counted, starts=self._counted.starts + 1)
+            try:
+                self._write_identity(ended)
+                self.ended_at = ended.starts
+            except FieldOutOfRange as error:
+                logger.warning("%s; its next start needs the same file", error.message)
         self._store.close()
         self._let_go()
 

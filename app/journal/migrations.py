@@ -69,6 +69,14 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX keyed_request_session ON keyed_request (session)",
         "CREATE INDEX keyed_request_at ON keyed_request (owner, at)",
     ),
+    (
+        "CREATE TABLE identity (id INTEGER PRIMARY KEY CHECK (id = 1), uuid TEXT NOT NULL, starts INTEGER NOT NULL, "
+        "attempt TEXT NOT NULL) STRICT",
+        "INSERT INTO identity SELECT 1, lower(substr(word, 1, 8) || '-' || substr(word, 9, 4) || '-4' || "
+        "substr(word, 13, 3) || '-a' || substr(word, 16, 3) || '-' || substr(word, 19, 12)), 0, '' "
+        "FROM (SELECT hex(randomblob(16)) AS word)",
+        "ALTER TABLE home ADD COLUMN peer_journal TEXT NOT NULL DEFAULT ''",
+    ),
     ("ALTER TABLE session ADD COLUMN adapter TEXT", "ALTER TABLE session ADD COLUMN adapter_digest TEXT"),
 )
 """The first makes format `OLDEST` one newer, and so on. A step never changes once it has been released."""

@@ -14,6 +14,17 @@ from app.domain.values import FinishReason, Phase, Residency, SessionId, TurnUsa
 
 
 @dataclass(frozen=True, slots=True)
+class Identity:
+    """Which journal it is. A copy has the same `uuid`, and fewer `starts` in clusters than the one in use."""
+
+    uuid: str
+    starts: int
+    """Starts in a cluster, and orderly ends of those."""
+    attempt: str = ""
+    """A word that the next start has, until it has been counted."""
+
+
+@dataclass(frozen=True, slots=True)
 class Steering:
     """The breakpoints that are armed, and the interventions that the history was computed with."""
 

@@ -6,7 +6,8 @@ import os
 import secrets
 import sqlite3
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from app.journal.key_names import rename_tenants
 from app.journal.migrations import FORMAT, OLDEST, bring_up_to_date
 from app.journal.records import (
     TOKEN_BYTES,
+    Identity,
     SessionRecord,
     WriteBatch,
     moves,
@@ -106,6 +108,7 @@ CREATE TABLE tokens (
 {tables.BREAKPOINT_TABLES}
 {tables.RESPONSE_TABLE}
 {tables.HOME_TABLES}
+{tables.IDENTITY_TABLE}
 {tables.KEYED_TABLE}
 {key_names.TABLE}
 CREATE TABLE proof (id INTEGER PRIMARY KEY, bytes BLOB NOT NULL) STRICT;
@@ -230,9 +233,22 @@ class JournalStore:
         """
         if not any(map(moves, batch.values())):
             return write_batch(self._connection, batch, self.fence)
+        with self._flushed():
+            return write_batch(self._connection, batch, self.fence)
+
+    def write_identity(self, identity: Identity) -> None:
+        """Have that one, flushed. Raises `sqlite3.Error`, and what the fence raises."""
+        with self._flushed(), self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self.fence(self._connection)
+            tables.put_identity(self._connection, identity)
+
+    @contextmanager
+    def _flushed(self) -> Iterator[None]:
+        """What is committed in the block survives a power cut."""
         self._connection.execute("PRAGMA synchronous = FULL")
         try:
-            return write_batch(self._connection, batch, self.fence)
+            yield
         finally:
             self._connection.execute(f"PRAGMA synchronous = {self._modes[1]}")
 
@@ -260,11 +276,8 @@ class JournalStore:
         """Put `taken` in the place of `found`, which has been seen. False, and nothing is done, if it has changed
         since. It is flushed: a power cut must not bring the former holder back. Raises like `lease`.
         """
-        self._connection.execute("PRAGMA synchronous = FULL")
-        try:
+        with self._flushed():
             return self._unless_busy(partial(self._replace_lease, found, taken)) or False
-        finally:
-            self._connection.execute(f"PRAGMA synchronous = {self._modes[1]}")
 
     def _replace_lease(self, found: Lease, taken: Lease) -> bool:
         with self._connection:

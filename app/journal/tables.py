@@ -20,6 +20,7 @@ from app.journal.records import (
     Departed,
     DoneTurn,
     Entry,
+    Identity,
     InterventionChange,
     Key,
     KeyedRecord,
@@ -163,7 +164,7 @@ def _data_of(connection: sqlite3.Connection) -> Swap:
 HOME_TABLES = """
 CREATE TABLE home (
     session TEXT PRIMARY KEY, state TEXT NOT NULL, epoch INTEGER NOT NULL, seq INTEGER NOT NULL, peer TEXT NOT NULL,
-    peer_seq INTEGER NOT NULL, owner TEXT, name TEXT
+    peer_seq INTEGER NOT NULL, owner TEXT, name TEXT, peer_journal TEXT NOT NULL DEFAULT ''
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX home_seq ON home (seq);
 CREATE TABLE response_gone (response TEXT PRIMARY KEY, session TEXT NOT NULL, seq INTEGER NOT NULL)
@@ -179,8 +180,8 @@ def put_home(connection: sqlite3.Connection, session: SessionId, home: Home | No
     if home is None:
         connection.execute("DELETE FROM home WHERE session = ?", (session,))
         return
-    fields = (home.state, home.epoch, home.seq, home.peer, home.peer_seq, home.owner, home.name)
-    connection.execute("REPLACE INTO home VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (session, *fields))
+    fields = (home.state, home.epoch, home.seq, home.peer, home.peer_seq, home.owner, home.name, home.peer_journal)
+    connection.execute("REPLACE INTO home VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (session, *fields))
     old = home.seq - MOST_KEPT
     connection.execute("DELETE FROM home WHERE seq <= ? AND state IN ('gone', 'closed')", (old,))
     connection.execute("DELETE FROM response_gone WHERE seq <= ?", (old,))
@@ -190,10 +191,33 @@ def put_home(connection: sqlite3.Connection, session: SessionId, home: Home | No
 
 def load_homes(connection: sqlite3.Connection) -> Homes:
     """All of them. Raises `ValueError` for a state that there is not."""
-    rows = connection.execute("SELECT session, state, epoch, seq, peer, peer_seq, owner, name FROM home")
+    rows = connection.execute("SELECT session, state, epoch, seq, peer, peer_seq, owner, name, peer_journal FROM home")
     known = {SessionId(session): Home(HomeState(state), *fields) for session, state, *fields in rows}
     gone = connection.execute("SELECT response, session FROM response_gone ORDER BY seq")
     return Homes(known, [(response, SessionId(session)) for response, session in gone])
+
+
+IDENTITY_TABLE = """
+CREATE TABLE identity (
+    id INTEGER PRIMARY KEY CHECK (id = 1), uuid TEXT NOT NULL, starts INTEGER NOT NULL, attempt TEXT NOT NULL
+) STRICT;
+INSERT INTO identity SELECT 1, lower(
+    substr(word, 1, 8) || '-' || substr(word, 9, 4) || '-4' || substr(word, 13, 3) || '-a' || substr(word, 16, 3) || '-'
+    || substr(word, 19, 12)), 0, '' FROM (SELECT hex(randomblob(16)) AS word);
+"""
+"""A random UUID (RFC 9562, version 4)."""
+
+
+def load_identity(connection: sqlite3.Connection) -> Identity | None:
+    """Which journal it is; None: its format is one that had no identity yet."""
+    if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'identity'").fetchone() is None:
+        return None
+    return Identity(*connection.execute("SELECT uuid, starts, attempt FROM identity").fetchone())
+
+
+def put_identity(connection: sqlite3.Connection, identity: Identity) -> None:
+    """Write it into the row."""
+    connection.execute("REPLACE INTO identity VALUES (1, ?, ?, ?)", (identity.uuid, identity.starts, identity.attempt))
 
 
 RESPONSE_TABLE = """

@@ -153,6 +153,10 @@ class ResponseStore:
         found = self._running.get(response_id)
         return None if found is None or found[0].conversation.session.owner != owner else found
 
+    def has(self, response_id: str) -> bool:
+        """Whether a response or conversation of that id is here, anybody's, or is being generated."""
+        return response_id in self._responses or response_id in self._running
+
     def find(self, owner: str | None, response_id: str, *, param: str = "response_id") -> StoredResponse:
         """The owner's response of that id, which may still run. Raises `NotFound`, also for another owner's, `Moved` if
         it has gone to another server with its session, `Moving` if it is on its way to one.

@@ -9,8 +9,8 @@ from fastapi import Depends, Header, Request
 
 from app.batches.files import FileStore
 from app.batches.runner import Batches
-from app.cluster.moves.cluster import Cluster
-from app.domain.errors import WrongRole
+from app.cluster.cluster import Cluster
+from app.domain.errors import Draining, JournalUnavailable, WrongRole
 from app.domain.values import ModelInfo, SamplingDefaults
 from app.events import EventStreams
 from app.exports.spool import Spool
@@ -59,6 +59,18 @@ class Services:
     events: EventStreams
     started_at: int
     """Unix seconds."""
+
+    def require_ready(self) -> None:
+        """Raise the error that says why no new work is taken."""
+        if self.lease is not None:
+            self.lease.require()
+        if self.cluster is not None and self.cluster.draining.is_over:
+            raise Draining("the server is shutting down, and its sessions have left")
+        self.sessions.table.require_no_drain()
+        self.sessions.executor.check()
+        failure = self.sessions.keeper.state.failure
+        if failure is not None:
+            raise JournalUnavailable(f"the journal cannot be written: {failure}")
 
 
 async def _services(request: Request) -> Services:

@@ -6,6 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
+from app.cluster.cluster import Cluster
 from app.domain.errors import FieldOutOfRange, NoCluster
 from app.domain.values import KVBudget, KVPolicy, Residency, SessionId, SessionState
 from app.exports import exports as session_files
@@ -28,7 +29,7 @@ from app.sessions.session import Session
 from app.sessions.side_work import FILE_BYTES_PER_S, Lane
 from app.text.generation import whole_pieces
 from app.web.bodies import FILE, FILE_BODY, JsonRoute, file_type
-from app.wire.base import MoveBody, MoveView
+from app.wire.base import MoveBody, MoveView, SettleBody
 from app.wire.sessions import (
     MAX_LABELS,
     MAX_TTL_S,
@@ -193,9 +194,7 @@ async def move_session(session: AnySessionDep, body: MoveBody, services: Service
     """Move the session to another server, KV included. Only an operator may. Requests for it get 409 `moving`
     meanwhile, and afterwards 421 `moved` with the header `Djinn-Home`.
     """
-    if services.cluster is None:
-        raise NoCluster("this server is in no cluster: it was started without --peers")
-    gone = await services.cluster.departures.move(session, body.replica)
+    gone = await _cluster(services).departures.move(session, body.replica)
     return MoveView(
         id=gone.session,
         replica=gone.peer.name,
@@ -205,6 +204,26 @@ async def move_session(session: AnySessionDep, body: MoveBody, services: Service
         bytes=gone.sent.bytes,
         seconds=gone.seconds,
     )
+
+
+@router.post(
+    "/{session_id}/settle",
+    operation_id="settleSession",
+    responses=errors(400, 404, 409, 421, 503),
+    dependencies=[OperatorOnlyDep],
+)
+async def settle_session(session_id: str, body: SettleBody, services: ServicesDep, owner: OwnerDep) -> SessionView:
+    """Keep a session that is locked in a move to a server that never comes back. Only an operator may. The session goes
+    on here as it was before the move; what else was on the dead server is lost.
+    """
+    session = await _cluster(services).departures.settle(SessionId(session_id), body.peer_is_dead)
+    return SessionView.of(session).seen_by(owner)
+
+
+def _cluster(services: Services) -> Cluster:
+    if services.cluster is None:
+        raise NoCluster("this server is in no cluster: it was started without --cluster")
+    return services.cluster
 
 
 files_router = APIRouter(prefix="/v1/sessions", tags=["sessions"])

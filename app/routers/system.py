@@ -8,9 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from app.cluster import load as load_header
-from app.cluster.moves.signatures import is_request
-from app.domain.errors import DjinnError, Draining, EngineAway, EngineError, JournalUnavailable, NotFound, Unready
+from app.domain.errors import DjinnError, EngineAway, EngineError, NotFound, Unready
 from app.domain.values import KVPolicy
 from app.events import Scope
 from app.routers.dependencies import CleanupDep, OperatorDep, OwnerDep, Services, ServicesDep, errors
@@ -28,8 +26,6 @@ router = APIRouter(tags=["system"])
 
 PATIENCE_S = 5.0
 """How long metrics wait for the engine: half of the time that Prometheus waits for them."""
-LOAD_PATIENCE_S = 0.25
-"""How long the front door's look waits for the engine: it looks every second."""
 
 
 @router.head("/health", include_in_schema=False)
@@ -40,54 +36,22 @@ async def get_health() -> Status:
 
 
 @router.get("/ready", operation_id="getReady", responses=errors(503))
-async def get_ready(request: Request, response: Response, services: ServicesDep) -> Status:
+async def get_ready(request: Request, services: ServicesDep) -> Status:
     """Whether new work is taken: 503 while the server shuts down, while its engine restarts or makes no progress,
     while its journal cannot be written, and while it has no lease of its state folder; 500 if the engine has failed for
-    good. Needs no API key. Without one, the answer says no more than the error's code. With one, the message tells why,
-    and a replica of a cluster tells how busy it is.
+    good. Needs no API key. Without one, the answer says no more than the error's code. With one, the message tells why.
     """
     is_known = _is_known(request, services)
     try:
-        _require_ready(services)
+        services.require_ready()
     except DjinnError as error:
         raise error if is_known else Unready(error) from error
-    if is_known and services.settings.replica is not None and (load := await _load(services)) is not None:
-        response.headers[load_header.HEADER] = str(load)
     return Status(status="ready")
 
 
 def _is_known(request: Request, services: Services) -> bool:
-    """Whether the caller is no stranger: a tenant, a server of the cluster, or any caller where no key is needed."""
-    cluster = services.cluster
-    if not services.tenancy.directory or request.state.tenant is not None:
-        return True
-    return cluster is not None and is_request(
-        cluster.member.key, cluster.member.here, load_header.READY, request.headers
-    )
-
-
-def _require_ready(services: Services) -> None:
-    """Raise the error that says why no new work is taken."""
-    if services.lease is not None:
-        services.lease.require()
-    if services.cluster is not None and services.cluster.draining.is_over:
-        error = Draining("the server is shutting down, and its sessions have left")
-        error.headers = {load_header.LEFT: "1"}
-        raise error
-    services.sessions.table.require_no_drain()
-    services.sessions.executor.check()
-    failure = services.sessions.keeper.state.failure
-    if failure is not None:
-        raise JournalUnavailable(f"the journal cannot be written: {failure}")
-
-
-async def _load(services: Services) -> load_header.Load | None:
-    """How busy this replica is; None: the engine does not say it in time."""
-    try:
-        async with asyncio.timeout(LOAD_PATIENCE_S):
-            return load_header.Load.measured(await services.sessions.memory(), services.settings.role)
-    except TimeoutError:
-        return None
+    """Whether the caller is no stranger: a tenant, or any caller where no key is needed."""
+    return not services.tenancy.directory or request.state.tenant is not None
 
 
 @router.get(

@@ -28,6 +28,7 @@ from app.journal.records import (
     NO_STEERING,
     Change,
     Departed,
+    Identity,
     InterventionChange,
     KeyedRecord,
     ResponseKey,
@@ -123,6 +124,8 @@ class SessionKeeper:
         """Each session's steering as the journal has it, if it has any."""
         self.homes = Homes()
         """Of sessions that have moved between servers."""
+        self.identity: Identity | None = None
+        """Which journal it is, once it is loaded; None: nothing is journaled."""
         self.keyed = KeyedRequests()
         """Requests with an `Idempotency-Key`."""
 
@@ -132,6 +135,7 @@ class SessionKeeper:
         self._journaled = {record.id: (history, len(history)) for record, history in found}
         if self._journal is not None:
             self._steering = self._journal.read(load_steering)
+            self.identity = self._journal.identity
             self.homes = self._journal.read(load_homes)
             self.keyed = KeyedRequests(self._journal.read(load_keyed))
         sessions = [

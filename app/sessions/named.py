@@ -86,6 +86,10 @@ class BoundSessions:
         is_open = found is not None and found.state is not SessionState.CLOSED and not has_expired(found)
         return found if is_open else None
 
+    def has(self, owner: str | None, name: str) -> bool:
+        """Whether the owner's open session of that name is here, or on its way here."""
+        return (owner, name) in self._coming or self.named(owner, name) is not None
+
     @contextmanager
     def expecting(self, session: Session) -> Iterator[None]:
         """Keep the name of a session that is on its way here. Raises `NameTaken` if another one has it."""

@@ -59,6 +59,7 @@ class MemoryReads:
         """The engine's memory map, as it is now or a moment later. Raises what `EngineExecutor.call` raises."""
         if self._next is None:
             self._next = asyncio.create_task(self._make())
+            self._next.add_done_callback(lambda done: done.cancelled() or done.exception())  # its readers may have left
         return await asyncio.shield(self._next)
 
     async def _make(self) -> MemoryMap:

@@ -325,6 +325,10 @@ class SessionTable:
     def _is_place_of_any(self, session_id: SessionId) -> bool:
         return session_id in self._open or any(session_id in closed for closed in self._closed.values())
 
+    def has(self, session_id: SessionId) -> bool:
+        """Whether the session is open, anybody's."""
+        return session_id in self._open
+
     def find(self, session_id: SessionId) -> Session | None:
         """The session that the engine means, unless it has been closed."""
         return self._open.get(session_id) or self._opening.get(session_id)

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -129,22 +130,29 @@ class LimitSettings(BaseModel):
         return self.max_running + self.max_queue
 
 
+EVERY_ADDRESS = ("0.0.0.0", "::")
+"""What a server listens on that is told no address of its own: no other server can ask for it by that."""
 CLUSTER_LEASE_S = 15.0
 """A server that is cut off from its folder answers for so long at most, and another one waits a little longer."""
 
 
 class ClusterSettings(BaseModel):
-    """The server's name, its peers, and what it does for them."""
+    """The server's name, the cluster that it joins, and what it does for the others."""
 
     replica: str | None = Field(
         None,
         description="name of this server in its cluster, at most 16 of a-z and 0-9, a letter first; part of its "
         "sessions' ids (default: none)",
     )
-    peers: Annotated[Path | None, BeforeValidator(none_or_path)] = Field(
+    cluster: str | None = Field(
         None,
-        description="YAML or JSON file with the name and the URL of each server of the cluster; SIGHUP reads it again "
-        "(default: none)",
+        description="where the servers of the cluster know each other from: etcd://HOST:PORT[,HOST:PORT], or "
+        "folder:PATH for servers of one machine (default: none)",
+    )
+    advertise: str | None = Field(
+        None,
+        description="URL by which other servers of the cluster reach this one (default: http:// with --host and "
+        "--port)",
     )
     cluster_key_file: Annotated[Path | None, BeforeValidator(none_or_path)] = Field(
         None, description="file with the secret that the servers of the cluster share, at least 32 characters"
@@ -152,15 +160,15 @@ class ClusterSettings(BaseModel):
     lease_s: float | None = Field(
         None,
         description="how long the server may serve sessions without writing to --state-dir; then another machine can "
-        "take the folder over; 0: no lease (default: 15 with --peers, else 0)",
+        "take the folder over; 0: no lease (default: 15 with --cluster, else 0)",
     )
     drain_to: Literal["peers", "disk"] = Field(
         "peers",
-        description="where SIGTERM leaves sessions: with the servers of --peers, or here on disk until a restart; "
-        "without peers they stay (default: peers)",
+        description="where SIGTERM leaves sessions: with the other servers of --cluster, or here on disk until a "
+        "restart; without others they stay (default: peers)",
     )
     balance: bool = Field(
-        True, description="move resting sessions to a server of --peers with more room, when memory is nearly full"
+        True, description="move resting sessions to a server of --cluster with more room, when memory is nearly full"
     )
     role: Literal["both", "decode", "prefill"] = Field(
         "both",
@@ -178,10 +186,24 @@ class ClusterSettings(BaseModel):
             raise ValueError(f"must be at most 16 of a-z and 0-9, a letter first; got {value[:40]!r}")
         return value
 
+    @field_validator("advertise")
+    @classmethod
+    def _advertise_a_url(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        try:
+            parts = urlsplit(value)
+            is_good = parts.scheme == "http" and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_good = False
+        if not is_good or parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
+            raise ValueError(f"must be a URL such as http://10.0.0.1:8000, without a path; got {value[:100]!r}")
+        return value.rstrip("/")
+
     @property
     def lease(self) -> float | None:
         """Seconds of the state folder's lease; None: it has none."""
-        found = self.lease_s if self.lease_s is not None else CLUSTER_LEASE_S if self.peers is not None else 0
+        found = self.lease_s if self.lease_s is not None else CLUSTER_LEASE_S if self.cluster is not None else 0
         return found or None
 
 
@@ -244,15 +266,21 @@ class Settings(LimitSettings, ModelSettings, ClusterSettings, AccessSettings, Ba
 
     @model_validator(mode="after")
     def _a_cluster_is_whole(self) -> Self:
-        if (self.peers is None) != (self.cluster_key_file is None):
-            there, missing = ("peers", "cluster_key_file") if self.peers else ("cluster_key_file", "peers")
+        if (self.cluster is None) != (self.cluster_key_file is None):
+            there, missing = ("cluster", "cluster_key_file") if self.cluster else ("cluster_key_file", "cluster")
             raise ValueError(f"{there}: needs {missing} beside it")
-        if self.peers is not None and self.replica is None:
-            raise ValueError("peers: the server itself needs a name, replica")
-        if self.peers is not None and self.state_dir is None:
-            raise ValueError("peers: sessions that move must survive a restart, and state_dir is none")
-        if self.peers is None and self.role != "both":
-            raise ValueError("role: needs peers, which compute prompts or have them computed")
+        if self.cluster is not None and self.replica is None:
+            raise ValueError("cluster: the server itself needs a name, replica")
+        if self.cluster is not None and self.state_dir is None:
+            raise ValueError("cluster: sessions that move must survive a restart, and state_dir is none")
+        if self.cluster is None and self.role != "both":
+            raise ValueError("role: needs cluster, whose servers compute prompts for each other")
+        if self.cluster is None and self.advertise is not None:
+            raise ValueError("advertise: needs cluster, whose servers it is told to")
+        if self.cluster is not None and self.advertise is None and (self.host in EVERY_ADDRESS or not self.port):
+            raise ValueError(
+                f"advertise: other servers cannot reach this one at {self.host}, port {self.port}: say how they can"
+            )
         return self
 
     @model_validator(mode="after")
@@ -262,6 +290,12 @@ class Settings(LimitSettings, ModelSettings, ClusterSettings, AccessSettings, Ba
         if self.lease_s and self.state_dir is None:
             raise ValueError("lease_s: needs a folder to have a lease of, and state_dir is none")
         return self
+
+    @property
+    def url(self) -> str:
+        """Where other servers of the cluster reach this one."""
+        shown = f"[{self.host}]" if ":" in self.host else self.host
+        return self.advertise or f"http://{shown}:{self.port}"
 
     @property
     def binds_by_prefix(self) -> bool:

@@ -243,6 +243,12 @@ class Metrics:
         self.event_streams = Gauge("djinn_event_streams", "Open streams of /v1/events", registry=own)
         self.connections = ConnectionMetrics(own)
         self.prompts = PromptMetrics(own)
+        self.cluster_requests = Counter(
+            "djinn_cluster_requests", "Requests for what one replica owns", ["turn", "way"], registry=own
+        )
+        self.cluster_replicas = Gauge(
+            "djinn_cluster_replicas", "Replicas of the cluster, as this one sees them", ["state"], registry=own
+        )
         self._own = own
         self._labels = {"model_name": model_name, "engine": "0"}
 

@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.domain.errors import DjinnError, Unauthenticated, WrongRole
 from app.tenants.tenant import Directory, Role, Tenant, TenantQuotas
 from app.web.errors import error_response
-from app.web.middleware import ANSWERS
+from app.web.middleware import ANSWERS, HOP
 from app.web.openapi import is_open
 
 FIGURES = "/metrics"
@@ -42,19 +42,22 @@ class TenantMiddleware:
         if tenant is not None:
             send = self._with_headers(tenant, send)
         try:
-            self._admit(tenant, scope["path"])
+            self._admit(tenant, scope["path"], counts=HOP not in state)
         except DjinnError as error:
             await error_response(error, scope)(scope, receive, send)
         else:
             await self.app(scope, receive, send)
 
-    def _admit(self, tenant: Tenant | None, path: str) -> None:
-        """Raise `Unauthenticated`, `RateLimited` or `WrongRole` unless the tenant may ask for the path now."""
+    def _admit(self, tenant: Tenant | None, path: str, *, counts: bool = True) -> None:
+        """Raise `Unauthenticated`, `RateLimited` or `WrongRole` unless the tenant may ask for the path now. A request
+        that another replica has sent on does not count: it has counted there.
+        """
         if not self._directory or is_open(path):
             return
         if tenant is None:
             raise Unauthenticated("a valid API key is needed: Authorization: Bearer KEY, or X-Api-Key: KEY")
-        self._quotas.take_request(tenant.name)
+        if counts:
+            self._quotas.take_request(tenant.name)
         if tenant.role is Role.METRICS and path not in OF_METRICS:
             raise WrongRole(f"the role {tenant.role} may only read {', '.join(sorted(OF_METRICS))}")
         if tenant.role is Role.USER and path == FIGURES:
@@ -76,7 +79,9 @@ class TenantMiddleware:
         async def send_with_headers(message: Message) -> None:
             if message["type"] in ANSWERS and (found := self._quotas.headers(tenant)):
                 message.setdefault("headers", [])
-                MutableHeaders(scope=message).update(found)
+                headers = MutableHeaders(scope=message)
+                for name, value in found.items():
+                    headers.setdefault(name, value)  # the replica that has computed the answer has counted its tokens
             await send(message)
 
         return send_with_headers

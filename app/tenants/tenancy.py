@@ -20,14 +20,9 @@ from app.settings import Settings
 from app.tenants.file import read_tenants
 from app.tenants.tenant import Directory, TenantQuotas, tenants_of_keys
 from app.web.bodies import matched
-from app.web.middleware import Answer
+from app.web.middleware import HOP, Answer
 
 logger = logging.getLogger(__name__)
-
-LOOKOUT = b"front"
-"""The `User-Agent` of looks at a replica."""
-KEYS = frozenset({b"authorization", b"x-api-key"})
-"""Headers that a client's key is in."""
 
 
 class AuditLog:
@@ -46,15 +41,13 @@ class AuditLog:
     def record(self, scope: Scope, answer: Answer) -> Iterator[None]:
         """Append a line of the request when it is over.
 
-        The looks of a front door and of other replicas leave no line: they come each second. Only `User-Agent` says
-        what they are, so a client can look like one. It then learns what everybody may: whether the server is ready.
-        With a key it would also learn about the key, so that leaves a line.
+        One that another replica has sent on has its line there.
         """
         began = self._clock()
         try:
             yield
         finally:
-            if not _is_look(scope):
+            if HOP not in scope["state"]:
                 self.write(_line(scope, began, answer))
 
     def write(self, line: dict[str, Any]) -> None:
@@ -82,13 +75,6 @@ class AuditLog:
 
     def _open(self) -> FileIO:
         return FileIO(self._path, "a", opener=lambda path, flags: os.open(path, flags, 0o600))
-
-
-def _is_look(scope: Scope) -> bool:
-    if scope["type"] != "http" or scope["method"] != "GET" or scope["path"] != "/ready":
-        return False
-    headers = dict(scope["headers"])
-    return headers.get(b"user-agent") == LOOKOUT and headers.keys().isdisjoint(KEYS)
 
 
 def _line(scope: Scope, began: float, answer: Answer) -> dict[str, Any]:
@@ -119,11 +105,6 @@ class Tenancy:
         self.audit = None if settings.audit_log is None else AuditLog(settings.audit_log.expanduser(), clock)
         self._reading = asyncio.Lock()
         self._readings: set[asyncio.Task[None]] = set()
-
-    @property
-    def old_names(self) -> dict[str, str]:
-        """The names that older versions gave the tenants of `--api-keys`: the first half of the key's digest."""
-        return {name: sha256[: len(sha256) // 2] for name, sha256 in self.api_keys.items()}
 
     @property
     def has_files(self) -> bool:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -25,7 +26,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.domain.errors import Fenced, ForeignHost
 from app.domain.text import ANY_HOST, PRIVATE_HOSTS, is_private_name
-from app.journal.lease import FolderLease
 from app.logs import REQUEST, method_of, route_of, session_of
 from app.telemetry.traces import TRACE_RESPONSE
 from app.web.bodies import matched
@@ -34,6 +34,10 @@ from app.web.errors import MESSAGES_PATHS, REQUEST_ID_HEADER, error_response
 logger = logging.getLogger(__name__)
 
 MESSAGES_HEADER = "Request-Id"
+HOP = "hop"
+"""Where the state of a request has the name of the replica that has sent it on: that has judged its page and host, and
+counted it for its tenant. Who only says so is none.
+"""
 ANSWERS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
 """The messages that have the headers of an answer."""
 SESSION_HEADER = "X-Session-ID"
@@ -109,18 +113,23 @@ class RequestMiddleware:
 
 @contextmanager
 def access_log(scope: Scope, answer: Answer) -> Iterator[None]:
-    """Log a line of the request, without its content."""
+    """Log a line of the request, without its content; one that another replica has sent on has its line there."""
     began = time.perf_counter()
     try:
         yield
     finally:
-        duration_ms, about = (time.perf_counter() - began) * 1000, matched(scope)
-        client = scope["client"][0] if scope.get("client") else None
-        named = {"client": client, "method": method_of(scope), "path": route_of(about)}
-        fields = {**named, "status": answer.status, "duration_ms": round(duration_ms, 3)}
-        extra = {"fields": fields, "session": session_of(about, answer.session)}
-        words = (each or "-" for each in named.values())  # of no route
-        logger.info("%s %s %s %d %.1f ms", *words, answer.status, duration_ms, extra=extra)
+        if HOP not in scope["state"]:
+            _log_access(scope, answer, (time.perf_counter() - began) * 1000)
+
+
+def _log_access(scope: Scope, answer: Answer, duration_ms: float) -> None:
+    about = matched(scope)
+    client = scope["client"][0] if scope.get("client") else None
+    named = {"client": client, "method": method_of(scope), "path": route_of(about)}
+    fields = {**named, "status": answer.status, "duration_ms": round(duration_ms, 3)}
+    extra = {"fields": fields, "session": session_of(about, answer.session)}
+    words = (each or "-" for each in named.values())  # of no route
+    logger.info("%s %s %s %d %.1f ms", *words, answer.status, duration_ms, extra=extra)
 
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -132,6 +141,7 @@ READABLE = (
     TOKEN_HEADER,
     "X-Djinn-Ignored",
     "Idempotent-Replayed",
+    "Djinn-Missing",
     TRACE_RESPONSE,
     *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
 )
@@ -175,7 +185,8 @@ class HostMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        wrong = None if scope["type"] == "lifespan" else self._wrong(scope.get("scheme", "http"), Headers(scope=scope))
+        is_judged = scope["type"] == "lifespan" or HOP in scope.get("state", ())
+        wrong = None if is_judged else self._wrong(scope.get("scheme", "http"), Headers(scope=scope))
         if wrong is None:
             await self.app(scope, receive, send)
             return
@@ -227,14 +238,28 @@ TRY_AGAIN_LATER = 1013
 """The code with which a WebSocket is closed (RFC 6455, 7.4.1)."""
 
 
+class Right(Protocol):
+    """What a server needs to answer for its sessions."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has it."""
+        ...
+
+    def require(self) -> None:
+        """Raise `Fenced` unless it has it."""
+        ...
+
+
 class LeaseGate:
-    """Lets a request pass while the lease of the state folder is held, and its answer too: a process can be frozen
+    """Lets a request pass while the server may answer for its sessions, and its answer too: a process can be frozen
     between the two. What has begun is cut off, so that no client takes it for whole.
     """
 
-    def __init__(self, app: ASGIApp, lease: FolderLease) -> None:
+    def __init__(self, app: ASGIApp, rights: Sequence[Right]) -> None:
+        """`rights` are all that it needs: the lease of its folder, its name in a cluster."""
         self.app = app
-        self._lease = lease
+        self._rights = rights
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -242,7 +267,8 @@ class LeaseGate:
             await self.app(scope, receive, send)
             return
         try:
-            self._lease.require()
+            for each in self._rights:
+                each.require()
         except Fenced as error:
             await error_response(error, scope)(scope, receive, send)
             return
@@ -253,7 +279,7 @@ class LeaseGate:
             nonlocal has_begun, is_over
             if is_over:
                 return
-            if self._lease.holds:
+            if all(each.holds for each in self._rights):
                 has_begun = True
                 await send(message)
                 return

@@ -52,7 +52,9 @@ KEEP_ALIVE_TIMEOUT_S = 75
 
 
 class ListeningServer(uvicorn.Server):
-    """Serves `app` on one bound socket, within the caps and deadlines of the settings."""
+    """Serves `app` on bound sockets, within the caps and deadlines of the settings. The first is its own; others may be
+    shared with processes that take connections of them too.
+    """
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: ConnectionMetrics, caps: Caps) -> None:
         super().__init__(
@@ -74,23 +76,24 @@ class ListeningServer(uvicorn.Server):
         self.table = ConnectionTable(caps, metrics)
         self._metrics = metrics
         self._settings = settings
-        self._listener: Listener | None = None
+        self._listeners: list[Listener] = []
         self._watching: asyncio.Task[None] | None = None
         self._told_at = 0.0
         """When a first signal came."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen, on the one of `sockets`."""
+        """Start to listen on `sockets`."""
         assert sockets is not None
-        (bound,) = sockets
-        # Connections inherit it: without it those of a server that was killed keep the port for a minute.
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         await super().startup([])
         if self.started:
-            self._listener = Listener(bound, self.table, self._metrics, self.speak)
-            self._listener.start(self.config.backlog)
+            for bound in sockets:
+                # Connections inherit it: without it those of a server that was killed keep the port for a minute.
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener = Listener(bound, self.table, self._metrics, self.speak)
+                listener.start(self.config.backlog)
+                self._listeners.append(listener)
             self._watching = asyncio.create_task(watch(self.table, self._settings, self._metrics))
-            self.has_started(_url(bound))
+            self.has_started(url_of(sockets[0]))
 
     def has_started(self, url: str) -> None:
         """Called when it listens at `url`."""
@@ -107,9 +110,8 @@ class ListeningServer(uvicorn.Server):
 
     def close_port(self) -> None:
         """Take no more connections; those that are open stay. A second call does nothing."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        while self._listeners:
+            self._listeners.pop().close()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Give answers under way their time, then close."""
@@ -153,7 +155,8 @@ async def close_connections(server: uvicorn.Server) -> None:
         await asyncio.sleep(LOOK_S)
 
 
-def _url(bound: socket.socket) -> str:
+def url_of(bound: socket.socket) -> str:
+    """Where a bound socket is reached."""
     host, port = bound.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{port}"
@@ -226,12 +229,12 @@ class Server(ListeningServer):
             print(f"Djinn serves {self._services.info.name} on {url}", flush=True)
 
     def _hear_hangups(self) -> None:
-        """Reload files at each SIGHUP; without files end at the first. A replica never ends: its front door passes its
-        own SIGHUP on.
+        """Reload files at each SIGHUP; without files end at the first. A replica never ends: who keeps it
+        passes its own SIGHUP on.
         """
         if self._hangups is None:
             return
-        has_files = self._services.tenancy.has_files or self._services.cluster is not None
+        has_files = self._services.tenancy.has_files
         if has_files or self._services.settings.replica is not None:
             self._hangups.hand_to(partial(self._reload_on, asyncio.get_running_loop()))
         elif not self._hangups.were_ignored:
@@ -240,8 +243,6 @@ class Server(ListeningServer):
     def _reload_on(self, loop: asyncio.AbstractEventLoop) -> None:
         if not loop.is_closed():
             loop.call_soon_threadsafe(self._services.tenancy.reload)
-            if self._services.cluster is not None:
-                loop.call_soon_threadsafe(self._services.cluster.reload)
 
     def _begin_to_end(self) -> None:
         # A terminal that closes may say so twice: by its shell, and by the kernel. Neither is in a hurry.
@@ -258,16 +259,21 @@ class Server(ListeningServer):
         return await super().on_tick(counter)
 
     def _end_if_fenced(self) -> None:
-        lease = self._services.lease
-        if lease is not None and lease.is_lost and not self.force_exit:
-            self.status = FENCED
-            logger.critical("the state folder is another server's: this one ends at once with status %d", self.status)
-            self.end_at_once()
+        lease, cluster = self._services.lease, self._services.cluster
+        lost = {
+            "the state folder": lease is not None and lease.is_lost,
+            "the name in the cluster": cluster is not None and cluster.membership.is_lost,
+        }
+        for what, is_lost in lost.items():
+            if is_lost and not self.force_exit:
+                self.status = FENCED
+                logger.critical("%s is another server's: this one ends at once with status %d", what, self.status)
+                self.end_at_once()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain, then close. While it drains the port still answers, so that `/ready` can say 503."""
         cluster, settings = self._services.cluster, self._services.settings
-        timeout_s = settings.drain_timeout_s
+        timeout_s, began = settings.drain_timeout_s, time.monotonic()
         logger.info(
             "drain: new sessions and turns are refused; over within %g s; a second signal ends the server at once",
             longest_end_s(timeout_s),
@@ -281,6 +287,11 @@ class Server(ListeningServer):
             self._end_if_fenced()
         draining.cancel()
         self.close_port()
+        if cluster is not None:  # answers of others pass here as long as turns here could run
+            passing = asyncio.create_task(cluster.hops.idle.wait())
+            while not (passing.done() or self.force_exit or time.monotonic() > began + timeout_s):
+                await asyncio.wait({passing}, timeout=0.1)
+            passing.cancel()
         if not self.force_exit:
             logger.info("drain: the port is closed; answers under way have %d s", ANSWERS_S)
         await super().shutdown(sockets)

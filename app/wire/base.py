@@ -170,6 +170,15 @@ class MoveBody(WireModel):
     replica: str = Field(min_length=1, max_length=16, description="name of a server of the cluster")
 
 
+class SettleBody(WireModel):
+    """That a server of the cluster will never come back."""
+
+    peer_is_dead: str = Field(
+        pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$",
+        description="UUID of the journal of the server that the session was leaving for; no server may use it any more",
+    )
+
+
 class MoveView(BaseModel):
     """Where the session is now, and what came with it."""
 

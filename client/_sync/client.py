@@ -62,6 +62,15 @@ class Sessions:
         info = self._transport.send(calls.get_session(session), timeout)
         return Session(self._transport, info, is_found=True)
 
+    def settle(self, session: str, peer_is_dead: str, *, timeout: Seconds = UNSET) -> Session:
+        """Keep a session that is locked in a move to a server that never comes back. Only an operator may.
+
+        `peer_is_dead` is the UUID of that server's journal, which no server may use any more. Raises `Conflict` if the
+        session is not locked; `Unprocessable`, which names the right UUID, for another one.
+        """
+        info = self._transport.send(calls.settle_session(session, peer_is_dead), timeout)
+        return Session(self._transport, info, is_found=True)
+
     def find(self, name: str, *, timeout: Seconds = UNSET) -> Session | None:
         """The session that requests to the OpenAI and Anthropic routes name with `X-Session-ID`, if there is one."""
         page = self._transport.send(calls.list_sessions(name=name, limit=1), timeout)

@@ -120,7 +120,7 @@ class Session:
     def move(self, replica: str, *, timeout: Seconds = UNSET) -> Move:
         """Move the session to another server of the cluster, KV included. Only an operator may.
 
-        This server then answers calls for it with `Misdirected`; a cluster's front door finds it. Raises `Conflict`
+        Any server of the cluster finds it then. Raises `Conflict`
         where there is no cluster.
         """
         return self._transport.send(calls.move_session(self.id, replica), timeout)

@@ -1,12 +1,14 @@
-"""Two servers of a cluster, what the tests ask of them, and conversations of clients of OpenAI's API before them."""
+"""Two servers of a cluster, what the tests ask of them, and conversations of clients of OpenAI's API with them.
 
-import json
+`Pair.clients` ask each server alone, as if another one had sent the request on. Clients of `Pair.urls` ask the cluster.
+"""
+
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,10 +16,12 @@ from typing import Any, NamedTuple
 import httpx
 from openai import OpenAI
 
+from app.cluster.moves.key import ClusterKey
 from client import Djinn
 from tests.durability.restarting import generate, open_session
 from tests.orderly import ServerThread
-from tests.processes import ServerProcess, serve_process
+from tests.processes import ServerProcess, metric, serve_process
+from tests.waiting import wait_until
 
 KEY = "a secret that is long enough to be one"
 PROMPT = list(range(5, 45))
@@ -32,6 +36,11 @@ def free_port() -> int:
         return port
 
 
+def alone(name: str) -> dict[str, str]:
+    """Has the server of that name answer what is its own, and send nothing on."""
+    return {"Djinn-Hop": f"t {ClusterKey(KEY.encode()).sign(b'hop', b't', name.encode())}"}
+
+
 class Pair:
     """Servers `a` and `b`, which can end and be started again: on threads, or as processes that can be killed."""
 
@@ -42,8 +51,10 @@ class Pair:
         as_processes: bool = False,
         own_engine: bool = False,
         flags: dict[str, tuple[str, ...]] | None = None,
+        store: str | None = None,
     ) -> None:
         self._folder = folder
+        self.store = store or f"folder:{folder}/cluster"
         self._as_processes = as_processes or own_engine
         self._own_engine = own_engine
         self._flags = flags or {}
@@ -54,7 +65,6 @@ class Pair:
         self.clients: dict[str, httpx.Client] = {}
         self.headers: dict[str, str] = {}
         (folder / "key").write_text(KEY)
-        (folder / "peers.json").write_text(json.dumps(self.urls))
 
     @property
     def urls(self) -> dict[str, str]:
@@ -71,7 +81,7 @@ class Pair:
     def start(self, name: str, *more: str, prepare: Callable[[], None] | None = None) -> httpx.Client:
         """Start it. A process calls `prepare` first."""
         folder, ends = self._folder, self._ends[name]
-        flags = ["--replica", name, "--peers", str(folder / "peers.json"), "--cluster-key-file", str(folder / "key")]
+        flags = ["--replica", name, "--cluster", self.store, "--cluster-key-file", str(folder / "key")]
         flags += ["--port", str(self.ports[name]), *self._flags.get(name, ()), *more]
         if self._as_processes:
             serving = serve_process(folder / name, *flags, own_engine=self._own_engine, prepare=prepare)
@@ -79,12 +89,22 @@ class Pair:
         else:
             assert prepare is None
             self.threads[name] = ends.enter_context(ServerThread(folder / name, *flags).running())
-        client = ends.enter_context(httpx.Client(base_url=self.urls[name], timeout=SOON_S, headers=self.headers))
+        headers = {**self.headers, **alone(name)}
+        client = ends.enter_context(httpx.Client(base_url=self.urls[name], timeout=SOON_S, headers=headers))
         self.clients[name] = client
+        wait_until(lambda: all(self._seen(http) == len(self.clients) for http in self.clients.values()), SOON_S)
         return client
+
+    def _seen(self, http: httpx.Client) -> float:
+        """How many servers that one sees; all, if it does not say so to everybody."""
+        if http.get("/metrics").is_error:
+            time.sleep(1)
+            return len(self.clients)
+        return sum(metric(http, f'djinn_cluster_replicas{{state="{state}"}}') for state in ("ready", "refuses"))
 
     def end(self, name: str) -> None:
         """`kill -9` of a process; an end without a drain of what is on a thread."""
+        self.clients.pop(name, None)
         self._ends[name].close()
 
     def tell_to_end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
@@ -121,6 +141,10 @@ class Pair:
         found = {name: client.get(f"/v1/sessions/{session}").status_code for name, client in self.clients.items()}
         return [name for name, status in found.items() if status == 200]
 
+    def sdk(self, name: str) -> AbstractContextManager[OpenAI]:
+        """The official client of that server alone."""
+        return sdk(self.urls[name], headers=alone(name))
+
     def settled(self, session: str) -> str:
         """Wait until both servers know who has the session; there must never be two that do."""
         deadline = time.monotonic() + SOON_S
@@ -154,6 +178,13 @@ def used_session(http: httpx.Client) -> str:
     return session
 
 
+@contextmanager
+def behind(servers: Pair, name: str = "b") -> Iterator[httpx.Client]:
+    """A client of the whole cluster, that asks the server of that name."""
+    with httpx.Client(base_url=servers.urls[name], timeout=SOON_S, headers=servers.headers) as http:
+        yield http
+
+
 def code(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["error"]["code"]
 
@@ -171,9 +202,11 @@ class Said(NamedTuple):
 
 
 @contextmanager
-def sdk(url: str, *, api_key: str = "none") -> Iterator[OpenAI]:
+def sdk(url: str, *, api_key: str = "none", headers: Mapping[str, str] | None = None) -> Iterator[OpenAI]:
     """The official client, which repeats nothing."""
-    with OpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=SOON_S) as client:
+    with OpenAI(
+        base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=SOON_S, default_headers=headers
+    ) as client:
         yield client
 
 

@@ -1,7 +1,6 @@
-"""Sessions that calls are bound to move with their names and responses, and calls behind the front door find them."""
+"""Sessions that calls are bound to move with their names and responses, and calls to any server find them."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -12,10 +11,10 @@ from openai.types.responses import Response
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from app.cluster.table import Table
-from tests.cluster.front.doors import Door, serving_door
-from tests.cluster.pair import MODEL, TEXTS, TOKENS, Chain, Chat, Pair, code, named, pair, sdk, status
+from tests.cluster.pair import MODEL, TEXTS, TOKENS, Chain, Chat, Pair, alone, behind, code, named, pair, sdk, status
 from tests.durability.restarting import open_session
+from tests.processes import metric
+from tests.waiting import wait_until
 
 Talk = Chat | Chain
 
@@ -23,7 +22,7 @@ Talk = Chat | Chain
 def test_the_old_home_names_the_new_one(servers: Pair) -> None:
     a, b, home = servers.a, servers.b, f"b {servers.urls['b']}"
     chat, chain = Chat("follow me"), Chain()
-    with sdk(servers.urls["a"]) as client:
+    with servers.sdk("a") as client:
         for talk in (chat, chain):
             talk.say(client, "One")
             talk.say(client, "Two")
@@ -47,7 +46,7 @@ def test_the_old_home_names_the_new_one(servers: Pair) -> None:
     assert b.post("/v1/messages", json=message, headers={"X-Session-ID": chat.name}).status_code == 200
     socket = servers.urls["a"].replace("http", "ws") + "/v1/responses"
     with pytest.raises(InvalidStatus) as denied:
-        connect(socket, additional_headers={"X-Session-ID": chat.name})
+        connect(socket, additional_headers={"X-Session-ID": chat.name, **alone("a")})
     assert denied.value.response.status_code == 421
     assert (named(a, chat.name), named(b, chat.name)) == ([], [chat.session])
 
@@ -56,7 +55,7 @@ def test_the_old_home_names_the_new_one(servers: Pair) -> None:
 def test_a_full_target_takes_nothing_and_loses_nothing(tmp_path: Path, full: str) -> None:
     with pair(tmp_path, flags={"b": (full,)}) as servers:
         goes, there = Chain(), [Chain(), Chain()]
-        with sdk(servers.urls["a"]) as a, sdk(servers.urls["b"]) as b:
+        with servers.sdk("a") as a, servers.sdk("b") as b:
             for text in TEXTS[:3]:
                 goes.say(a, text)
             for chain in there:
@@ -71,7 +70,7 @@ def test_a_full_target_takes_nothing_and_loses_nothing(tmp_path: Path, full: str
 
 def test_a_name_that_is_taken_keeps_the_session_at_home(servers: Pair) -> None:
     here, there = Chat("taken"), Chat("taken")
-    with sdk(servers.urls["a"]) as a, sdk(servers.urls["b"]) as b:
+    with servers.sdk("a") as a, servers.sdk("b") as b:
         here.say(a, "One")
         there.say(b, "One")
         assert code(servers.move(here.session)) == (409, "name_taken")
@@ -84,7 +83,7 @@ def test_a_name_that_is_taken_keeps_the_session_at_home(servers: Pair) -> None:
 
 def test_a_branch_moves_with_its_own_session(servers: Pair) -> None:
     trunk = Chain()
-    with sdk(servers.urls["a"]) as a, sdk(servers.urls["b"]) as b:
+    with servers.sdk("a") as a, servers.sdk("b") as b:
         trunk.say(a, "One")
         trunk.say(a, "Two")
         branch = Chain(ids=trunk.ids[:1])
@@ -105,13 +104,7 @@ def test_the_list_finds_a_session_by_its_name(servers: Pair) -> None:
     assert named(a, "nobody") == []
 
 
-# Behind the front door.
-
-
-@contextmanager
-def behind(urls: dict[str, str], table: Table | None = None) -> Iterator[tuple[Door, OpenAI]]:
-    with serving_door(urls, table) as door, sdk(door.url) as client:
-        yield door, client
+# Through any server.
 
 
 def home_of(servers: Pair, talk: Talk) -> str:
@@ -132,15 +125,18 @@ def ask(client: OpenAI, chain: Chain) -> Response:
     raise AssertionError("no response")
 
 
-def followed(door: Door) -> float:
+def followed(servers: Pair) -> float:
     """How many turns were done at their second replica."""
-    labels = {"turn": "yes", "way": "followed"}
-    return door.server.front.registry.get_sample_value("djinn_front_requests_total", labels) or 0.0
+    found = [
+        metric(http, 'djinn_cluster_requests_total{turn="yes",way="followed"}') for http in servers.clients.values()
+    ]
+    return sum(found)
 
 
+@pytest.mark.parametrize("at", ["a", "b"])
 @pytest.mark.parametrize("make", [lambda: Chat("mine"), Chain, lambda: Chain("ours")])
-def test_each_turn_follows_its_session_once(tmp_path: Path, server_url: str, make: Callable[[], Talk]) -> None:
-    with pair(tmp_path) as servers, behind(servers.urls) as (door, client), sdk(server_url) as alone:
+def test_each_turn_follows_its_session(tmp_path: Path, server_url: str, make: Callable[[], Talk], at: str) -> None:
+    with pair(tmp_path) as servers, sdk(servers.urls[at]) as client, sdk(server_url) as alone:
         talk, stays = make(), make()
         for turn, text in enumerate((f"{tmp_path.name[-9:]} {TEXTS[0]}", *TEXTS[1:])):  # the others' is not found
             if turn in (2, 3):
@@ -149,61 +145,35 @@ def test_each_turn_follows_its_session_once(tmp_path: Path, server_url: str, mak
             said, told = talk.say(client, text), stays.say(alone, text)
             assert said.text == told.text
             assert turn == 0 or said == told, "only a first turn may find the beginning of others"
-            if turn == 2:
-                assert followed(door) == 1
+        assert followed(servers) <= 2, "once for each move"
         if isinstance(talk, Chain):
             assert [client.responses.retrieve(each).id for each in talk.ids] == talk.ids
         httpx.delete(f"{server_url}/v1/sessions/{stays.session}").raise_for_status()
 
 
 @pytest.mark.usefixtures("brief_farewells")
-def test_a_front_door_finds_what_has_left_a_server_that_is_gone(tmp_path: Path) -> None:
-    with pair(tmp_path / "pair") as servers:
-        chat, chain, table = Chat("mine"), Chain(), Table(tmp_path / "table")
-        with behind({"a": servers.urls["a"]}, table) as (_, client):
+def test_what_has_left_a_server_that_is_gone_is_found(tmp_path: Path) -> None:
+    with pair(tmp_path) as servers:
+        chat, chain = Chat("mine"), Chain()
+        with servers.sdk("a") as client:
             chat.say(client, "One")
             chain.say(client, "One")
-        table.close()
-        path = f"/v1/sessions/{open_session(servers.clients['a'])}"
+        path = f"/v1/sessions/{open_session(servers.a)}"
         servers.tell_to_end("a")
         assert "sessions have left: 3 to b" in servers.ended("a")
-        table = Table(tmp_path / "table")
-        with behind(servers.urls, table) as (door, client):  # the server is still a target
-            assert httpx.get(f"{door.url}{path}").status_code == 200
+        with behind(servers) as http, sdk(servers.urls["b"]) as client:
+            assert http.get(path).status_code == 200
             assert chat.say(client, "Two").cached > 0
             assert client.responses.retrieve(chain.ids[0]).id == chain.ids[0]
             assert chain.say(client, "Two").cached > 0
-            with pytest.raises(openai.InternalServerError, match="replica a is away"):
-                client.responses.retrieve("resp_a_" + "0" * 32)
-            assert httpx.get(f"{door.url}/v1/sessions/ses_a_{'4' * 36}").status_code == 503
-        table.close()
-        with behind({"b": servers.urls["b"]}) as (door, client):  # there are fewer now, and nothing else is known
-            assert httpx.get(f"{door.url}{path}").status_code == 200
-            assert chat.say(client, "Three").cached > 0
-            assert client.responses.retrieve(chain.ids[0]).id == chain.ids[0]
+            for lost in ("/v1/responses/resp_a_" + "0" * 32, "/v1/sessions/ses_a_" + "4" * 36):
+                wait_until(lambda lost=lost: code(http.get(lost)) == (404, "not_found"))  # type: ignore[misc]
         assert servers.start("a").get(path).status_code == 421
 
 
-def test_a_name_of_a_server_that_is_no_target_any_more_begins_anew(tmp_path: Path) -> None:
-    with pair(tmp_path / "pair") as servers:
-        table = Table(tmp_path / "table")
-        gone, stays = Chat("gone"), Chat("stays")
-        with behind({"a": servers.urls["a"]}, table) as (_, client):
-            for chat in (gone, stays):
-                chat.say(client, "One")
-            servers.moved(stays.session)
-        servers.end("a")
-        table.close()
-        with behind({"b": servers.urls["b"]}, Table(tmp_path / "table")) as (_, client):
-            before = {each.name: each.session for each in (gone, stays)}
-            for chat in (gone, stays):
-                chat.say(client, "Two")
-            assert (gone.session == before["gone"], stays.session == before["stays"]) == (False, True)
-
-
 def test_a_socket_follows_its_conversation(tmp_path: Path) -> None:
-    with pair(tmp_path) as servers, behind(servers.urls) as (_, client):
-        for chain in (Chain(), Chain("by socket")):
+    with pair(tmp_path) as servers, sdk(servers.urls["b"]) as client:
+        for chain in (Chain(), Chain("by socket"), Chain(), Chain("again")):
             chain.say(client, "One")
             here = home_of(servers, chain)
             servers.moved(chain.session, here, "b" if here == "a" else "a")

@@ -1,83 +1,77 @@
-"""Which replica gets a new session, whom sessions are offered to, and what the directory remembers."""
+"""Which replica gets a new session, and whom sessions are offered to."""
 
-import shutil
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from app.cluster import table as tables
-from app.cluster.directory import name_key
-from app.cluster.fleet import Fleet, Replica, State
+from app.cluster.fleet import Fleet, Replica
 from app.cluster.load import Load
-from app.cluster.moves.leaving.balance import AT_A_LOOK, EASED, FULL, Need, roomier
-from app.cluster.moves.leaving.choice import MOST_REFUSALS, PATIENCE_S, TRIES, PeerChoice, Tried
-from app.cluster.table import Table
-from app.domain.errors import DirectoryAway, FieldOutOfRange, ReplicaAway
+from app.cluster.moves.balance import AT_A_LOOK, EASED, FULL, Need, roomier
+from app.cluster.moves.draining import MOST_REFUSALS, PATIENCE_S, TRIES, PeerChoice, Tried
+from app.domain.errors import ReplicaAway
+from tests.cluster.doors import Known, member
 from tests.cluster.pair import PROMPT, pair
 from tests.durability.restarting import generate, open_session
 from tests.processes import metric
 from tests.waiting import wait_until
 
-URLS = {"a": "http://h:1", "b": "http://h:2/", "c": "http://[::1]:3"}
+
+def _fleet(here: str = "a", **loads: Load) -> tuple[Fleet, Known]:
+    known = Known({name: replace(member(name, "http://h:1"), load=load) for name, load in loads.items()})
+    return Fleet(here, known), known
 
 
-def _fleet(**loads: Load) -> Fleet:
-    fleet = Fleet({name: URLS[name] for name in loads})
-    for each in fleet:
-        each.told(State.READY, loads[each.name])
-    return fleet
-
-
-def test_new_sessions_go_where_there_is_room_and_spread_until_the_next_look() -> None:
-    fleet = _fleet(a=Load(0.50, 0), b=Load(0.55, 9))
+def test_new_sessions_go_where_there_is_room_and_spread_until_the_next_word() -> None:
+    fleet, known = _fleet(a=Load(0.50, 0), b=Load(0.55, 9))
     assert [fleet.place().name for _ in range(6)] == ["b", "b", "b", "a", "b", "a"]
-    assert _fleet(a=Load(1, 5), b=Load(1, 4)).place().name == "b", "of equal room the less busy one"
-    parked = _fleet(a=Load(1, 0, host_free=0.4), b=Load(1, 0, host_free=0.6))
+    known.members["b"] = replace(known.members["b"], load=Load(0.55, 9, 0.1))
+    assert [fleet.place().name for _ in range(2)] == ["b", "b"]
+    assert _fleet(a=Load(1, 5), b=Load(1, 4))[0].place().name == "b", "of equal room the less busy one"
+    parked, _ = _fleet(a=Load(1, 0, host_free=0.4), b=Load(1, 0, host_free=0.6))
     assert parked.place().name == "b", "where all are parked the one with fewer"
-    fleet.replace({"a": URLS["a"], "b": "http://h:9"})
-    assert {each.name: (each.port, each.state) for each in fleet} == {"a": (1, State.READY), "b": (9, State.AWAY)}
+    assert {_fleet(here, a=Load(1, 0), b=Load(1, 0))[0].place().name for here in ("a", "b")} == {"a", "b"}
+
+
+def test_what_is_asked_for_again_goes_to_the_same_replica_whoever_is_asked() -> None:
+    doors = [_fleet(here, a=Load(0.2, 0), b=Load(0.9, 0), c=Load(0.5, 0))[0] for here in ("a", "b", "c")]
+    places = {key: {door.place(key=key).name for door in doors} for key in map(str, range(30))}
+    assert all(len(found) == 1 for found in places.values())
+    assert set().union(*places.values()) == {"a", "b", "c"}
 
 
 def test_nothing_new_goes_to_a_replica_that_refuses_is_away_or_only_computes_prompts() -> None:
-    fleet = _fleet(a=Load(0.9, 0), b=Load(0.1, 0), c=Load(0.8, 0))
-    states = {each.name: each for each in fleet}
-    states["a"].told(State.REFUSES, None)
-    states["c"].told(State.AWAY, None)
+    fleet, known = _fleet(a=Load(0.9, 0), b=Load(0.1, 0), c=Load(0.8, 0))
+
+    def say(name: str, **changed: Any) -> None:
+        known.members[name] = replace(known.members[name], **changed)
+
+    say("a", ready=False)
+    say("c", left=True)
     assert {fleet.place().name for _ in range(5)} == {"b"}
-    states["b"].told(State.AWAY, None)
+    (b,) = [each for each in fleet if each.name == "b"]
+    b.shun(60)
     assert fleet.place().name == "a"  # it says itself why not
-    states["a"].told(State.AWAY, None)
     with pytest.raises(ReplicaAway):
-        fleet.place()
-    fleet = _fleet(a=Load(0.9, 0, role="prefill"), b=Load(0.1, 9, role="decode"))
+        fleet.place(but="a")
+    b.shun(0)
+    assert fleet.place().name == "b"
+    fleet, known = _fleet(a=Load(0.9, 0), b=Load(0.1, 9))
+    say("a", role="prefill")
     assert {fleet.place().name for _ in range(5)} == {"b"}
-    fleet.reachable("b").told(State.REFUSES, None)
+    say("b", ready=False)
     assert fleet.place().name == "a", "nobody else takes any"
-
-
-@pytest.mark.parametrize(
-    ("name", "url"),
-    [("A", "http://h:1"), ("front", "http://h:1"), ("a", "https://h:1"), ("a", "h:1"), ("a", "http://h:x"), ("a", "")],
-)
-def test_what_is_no_replica_is_refused(name: str, url: str) -> None:
-    with pytest.raises(FieldOutOfRange):
-        Fleet({name: url})
-
-
-@pytest.mark.parametrize("text", ["", "kv_free=x turns=1", "kv_free=1", "turns=1", "nonsense"])
-def test_a_load_that_cannot_be_read_is_none(text: str) -> None:
-    assert Load.of(text) is None
-    assert Load.of(str(Load(0.25, 3, 0.5, "decode"))) == Load(0.25, 3, 0.5, "decode")
 
 
 ROOM = st.lists(st.integers(0, 12), min_size=1, max_size=3)
 
 
 def _peers(count: int) -> list[Replica]:
-    return [Replica(name, "http://h:1", State.READY, Load(1.0, 0)) for name in "abc"[:count]]
+    return [_peer(name, Load(1.0, 0)) for name in "abc"[:count]]
 
 
 @given(ROOM, st.integers(1, 30), st.data())
@@ -115,8 +109,8 @@ MOST = 150
 """Sessions, of which a third fill the memory of the server."""
 
 
-def _peer(name: str, load: Load) -> Replica:
-    return Replica(name, "http://h:1", State.READY, load)
+def _peer(name: str, load: Load | None) -> Replica:
+    return Replica(name, Known({name: replace(member(name, "http://h:1"), load=load)}))
 
 
 @given(LOADS, LOADS, st.floats(0, 0.1))
@@ -141,7 +135,7 @@ def test_the_peer_with_the_most_room_is_chosen_if_it_has_clearly_more() -> None:
     best = roomier(own, [_peer("b", some), _peer("c", more), _peer("d", alike)])
     assert best is not None
     assert best.name == "c"
-    assert roomier(own, [_peer("d", alike), Replica("e", "http://h:1")]) is None
+    assert roomier(own, [_peer("d", alike), _peer("e", None)]) is None
 
 
 MOVED = 'djinn_sessions_moved_total{reason="balance"}'
@@ -168,42 +162,3 @@ def test_a_full_server_hands_over_what_returns_last(tmp_path: Path) -> None:
         wait_until(lambda: b.get(f"/v1/sessions/{went[0]}").status_code == 200)
         assert generate(b, went[0], [9])["usage"]["cached_tokens"] == len(PROMPT) + 1
         assert metric(b, MOVED) == 0
-
-
-async def test_the_first_to_bind_a_name_wins_and_a_move_overrules(tmp_path: Path) -> None:
-    table = Table(tmp_path / "there")
-    key = name_key("tenant", "agent 1")
-    assert await table.bind(key, "a") == "a"
-    assert await table.bind(key, "b") == "a"
-    await table.put(key, "b")
-    assert await table.find(key) == "b"
-    assert await table.find(name_key(None, "agent 1")) is None
-    shutil.copytree(tmp_path / "there", tmp_path / "crashed")  # nothing was closed
-    assert await Table(tmp_path / "crashed").find(key) == "b"
-
-
-async def test_names_without_end_push_out_those_that_nobody_uses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tables, "MOST", 3)
-    table = Table(tmp_path)
-    for number in range(5):
-        await table.bind(name_key(None, str(number)), "a")
-    assert [await table.find(name_key(None, str(number))) for number in range(5)] == [None, None, "a", "a", "a"]
-    table.close()
-    assert len(Table(tmp_path)) == 3
-
-
-@pytest.mark.long
-def test_a_folder_that_another_front_door_uses_is_refused(tmp_path: Path) -> None:
-    table = Table(tmp_path)
-    with pytest.raises(DirectoryAway):
-        Table(tmp_path)
-    table.close()
-
-
-async def test_a_folder_and_its_file_are_their_owners_alone(tmp_path: Path) -> None:
-    Table(tmp_path / "state" / "cluster").close()
-    made = [tmp_path / "state", tmp_path / "state" / "cluster", *(tmp_path / "state" / "cluster").iterdir()]
-    assert len(made) > 2
-    assert [each.name for each in made if each.stat().st_mode & 0o077] == []

@@ -233,6 +233,6 @@ def test_each_replica_sees_gpus_that_no_other_sees(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
     plan = Plan(replicas=2, prefill=0, standby=False, gpus=2)
-    assert replica_specs(plan, tmp_path, {})[1].environment()["CUDA_VISIBLE_DEVICES"] == given
-    shared = replica_specs(replace(plan, gpus=0), tmp_path, {})[1].environment()
+    assert replica_specs(plan, tmp_path, {}, 3)[1].environment()["CUDA_VISIBLE_DEVICES"] == given
+    shared = replica_specs(replace(plan, gpus=0), tmp_path, {}, 3)[1].environment()
     assert shared.get("CUDA_VISIBLE_DEVICES") == seen

@@ -1,17 +1,23 @@
 """A session that moves to another server and back is the same session, even if a server dies meanwhile."""
 
+import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
 
+from client import Conflict, Djinn
 from tests.cluster.pair import DRAWN, GREEDY, PROMPT, Chain, Pair, code, named, pair, sdk, status, used_session
 from tests.cluster.traps import PLACES, lose_engine, set_trap
 from tests.durability.restarting import generate, open_session
 from tests.processes import until_ready
+from tests.waiting import wait_until
 
 
 def view(http: httpx.Client, session: str) -> dict[str, Any]:
@@ -187,3 +193,43 @@ def test_a_session_has_one_home_after_a_kill_anywhere_in_the_protocol(tmp_path: 
             assert chain.say(client, "Three").prompt > len(history)
         assert [status(elsewhere, each) for each in chain.ids] == [200] * 3
         assert [status(at_home, each) for each in chain.ids[:2]] == [421] * 2
+
+
+def test_an_operator_frees_a_session_whose_new_home_never_comes_back(tmp_path: Path) -> None:
+    with pair(tmp_path, start=False, as_processes=True) as servers:
+        a = servers.start("a")
+        servers.start("b", prepare=partial(set_trap, "b is to take it"))
+        session, stays = used_session(a), used_session(a)
+        assert code(servers.move(session)) == (503, "move_unsettled")
+        assert code(a.get(f"/v1/sessions/{session}")) == (409, "moving")
+
+        def settle(of: str, dead: str) -> httpx.Response:
+            return a.post(f"/v1/sessions/{of}/settle", json={"peer_is_dead": dead})
+
+        wrong = settle(session, str(uuid4()))
+        assert code(wrong) == (422, "field_out_of_range")
+        dead = re.findall(r"with the journal (\S+),", wrong.json()["error"]["message"])[0]
+        assert code(settle(session, "b")) == (422, "field_out_of_range")
+        assert code(settle(stays, dead)) == (409, "wrong_state")
+        assert code(settle("ses_nothing", dead)) == (404, "not_found")
+        assert code(settle(session, dead)) == (409, "wrong_state"), "b lives"
+        servers.end("b")
+        (tmp_path / "b").rename(tmp_path / "lost")  # a mount is missing: a new journal knows nothing, which is no "no"
+        with pytest.raises(RuntimeError, match=f"b has another journal .{dead}"):
+            servers.start("b")
+        assert code(a.get(f"/v1/sessions/{session}")) == (409, "moving")
+        with Djinn(servers.urls["a"], http_client=a) as djinn:
+
+            def is_freed() -> bool:
+                with suppress(Conflict):  # until b's lease has run out
+                    return djinn.sessions.settle(session, dead).info.tokens == len(PROMPT) + 8
+                return False
+
+            wait_until(is_freed)
+        assert generate(a, session, [9])["token_ids"] == generate(a, stays, [9])["token_ids"]
+        servers.end("a")
+        assert generate(servers.start("a"), session, [10])["status"] == "finished"
+        shutil.rmtree(tmp_path / "b")
+        (tmp_path / "lost").rename(tmp_path / "b")
+        with pytest.raises(RuntimeError, match=f"the journal in this folder .{dead}. was given up"):
+            servers.start("b")

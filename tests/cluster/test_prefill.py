@@ -16,7 +16,7 @@ from app.gpu.device.streams import Event
 from app.gpu.kv import stream
 from app.gpu.kv.mover import KVMover
 from app.gpu.state.moves import Move, Moved, MoveKind
-from tests.cluster.pair import DRAWN, GREEDY, Pair, pair
+from tests.cluster.pair import DRAWN, GREEDY, Pair, behind, pair
 from tests.durability.restarting import generate, open_session
 from tests.processes import metric
 from tests.waiting import wait_until
@@ -99,8 +99,9 @@ def test_nobody_is_asked_who_does_not_compute_prompts_or_without_room(
     tmp_path: Path, flags: dict[str, tuple[str, ...]]
 ) -> None:
     with pair(tmp_path, flags=flags) as servers:
-        wait_until(lambda: "role=decode" in servers.a.get("/ready").headers["Djinn-Load"])
-        time.sleep(0.5)  # longer than between two looks
+        with behind(servers, "a") as http:
+            wait_until(lambda: "missing" not in http.get("/v1/sessions").json())
+        time.sleep(0.5)  # until each has told its load
         first, _ = say(servers.a)
         assert first["usage"]["cached_tokens"] == 0
         assert came(servers.a) == {"whole": 0, "part": 0, "none": 0}

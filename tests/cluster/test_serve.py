@@ -1,8 +1,7 @@
-"""`djinn cluster serve`: two replicas that know each other, behind one address, and one that stands by."""
+"""`djinn cluster serve`: two replicas that know each other, at one address, and one that stands by."""
 
 import itertools
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -29,22 +28,21 @@ WAIT_S = 120.0
 
 @contextmanager
 def cluster(folder: Path, *flags: str) -> Iterator[httpx.Client]:
-    """Through the front door of a cluster that is ready."""
+    """A client of a cluster that is ready, on connections that are not used again: each replica gets some."""
     port, log = free_port(), folder / "log"
     command = [sys.executable, "-P", "-m", "app", "cluster", "serve", *TINY, *flags]
     command += ["--port", str(port), "--state-dir", str(folder)]
     with (
         log.open("wb") as file,
         subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT) as process,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http,
+        httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", timeout=60, limits=httpx.Limits(max_keepalive_connections=0)
+        ) as http,
     ):
 
         def is_ready() -> bool:
             assert process.poll() is None, log.read_text()
-            try:
-                return http.get("/ready").status_code == 200
-            except httpx.TransportError:
-                return False
+            return "Djinn's cluster is" in log.read_text()
 
         try:
             wait_until(is_ready, WAIT_S)
@@ -65,7 +63,7 @@ def _processes(folder: Path) -> list[psutil.Process]:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_sessions_move_and_outlive_a_replica_and_nobody_behind_the_front_door_sees_it(tmp_path: Path) -> None:
+def test_sessions_move_and_outlive_a_replica_and_nobody_sees_it(tmp_path: Path) -> None:
     with cluster(tmp_path, "--standby") as http:
         one = open_session(http)
         home = home_of(one)
@@ -98,13 +96,16 @@ def test_a_replica_computes_the_long_prompts_of_another(tmp_path: Path) -> None:
         def is_computed_there() -> bool:
             """Once `a` has heard of the other."""
             session = open_session(http)
-            assert home_of(session) == "a"
+            if home_of(session) != "a":  # the other does not know it yet
+                return False
             usage = generate(http, session, [next(tokens)] * 200, max_tokens=1)["usage"]
             return bool(usage["cached_tokens"] >= 199)
 
         wait_until(is_computed_there)
-        came = re.findall(r'djinn_prompts_apart_total{.*came="whole".*} (\S+)', http.get("/metrics").text)
-        assert sum(map(float, came)) == 1
+        whole = 'djinn_prompts_apart_total{came="whole"}'
+        figures = [http.get("/metrics").text for _ in range(20)]  # of any replica
+        found = {line for text in figures for line in text.splitlines() if line.startswith(whole)}
+        assert f"{whole} 1.0" in found
 
 
 @pytest.mark.parametrize(
@@ -112,10 +113,10 @@ def test_a_replica_computes_the_long_prompts_of_another(tmp_path: Path) -> None:
     [
         (["--prefill-replicas=2"], "--prefill-replicas must be from 0 to 1"),
         (["--prefill-replicas=-1"], "--prefill-replicas must be from 0 to 1"),
-        (["--prefill-replicas=1", "--state-dir=none"], "--prefill-replicas needs a --state-dir"),
+        (["--state-dir=none"], "--state-dir: a cluster needs a folder"),
         (["--replica-gpus=-1"], "--replica-gpus must be 0 or more"),
         (["--replica-gpus=40"], "2 replicas need 80 GPUs"),
-        (["--role=prefill"], "role: needs peers"),
+        (["--role=prefill"], "role: needs cluster"),
         (["--replica=a"], "--replica"),
     ],
 )

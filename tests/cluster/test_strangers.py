@@ -1,12 +1,11 @@
 """Servers with the cluster's key move sessions, and operators ask for it; others cannot. A move that is recorded and
-sent again changes nothing. Mistakes in a cluster's files and settings are refused.
+sent again changes nothing. Mistakes in a cluster's settings are refused.
 """
 
 import asyncio
 import contextlib
 import hashlib
 import http.client
-import json
 import re
 import socket
 import socketserver
@@ -20,11 +19,9 @@ import msgspec
 import pytest
 from pydantic import ValidationError
 
-from app.cluster.load import HEADER, Load
+from app.cluster.fleet import Replica
 from app.cluster.moves.calls import PeerCalls
-from app.cluster.moves.key import ClusterKey
-from app.cluster.moves.peers import Peer, Peers
-from app.cluster.moves.signatures import DIGEST, SIGNATURE, sign_answer, sign_request
+from app.cluster.moves.key import DIGEST, SIGNATURE, ClusterKey, sign_answer, sign_request
 from app.cluster.moves.wire import COMMIT, OFFER, SETTLE, Answer, Question, encode
 from app.domain.errors import FieldOutOfRange
 from app.domain.homes import Taken, home_of_response
@@ -32,12 +29,14 @@ from app.domain.values import SessionId
 from app.machine.handover import SocketTable
 from app.main import load_app
 from app.settings import Settings
-from tests.cluster.pair import KEY, PROMPT, SOON_S, Chain, Pair, code, pair, sdk, used_session
+from tests.cluster.doors import Known, member
+from tests.cluster.pair import KEY, PROMPT, SOON_S, Chain, Pair, alone, code, pair, sdk, used_session
 from tests.durability.restarting import generate, open_session
 from tests.serving import serve, tiny_settings
 from tests.tenants.tenant_files import tenant, write_tenants
+from tests.waiting import wait_until
 
-BODY = encode(Question(SessionId("ses_b_1"), 1, 0))
+BODY = encode(Question(SessionId("ses_b_1"), 1, 0, ""))
 
 
 def ask(servers: Pair, headers: dict[str, str], path: str = SETTLE, body: bytes = BODY) -> httpx.Response:
@@ -47,7 +46,7 @@ def ask(servers: Pair, headers: dict[str, str], path: str = SETTLE, body: bytes 
 def test_nothing_else_does(servers: Pair) -> None:
     key, other = ClusterKey(KEY.encode()), ClusterKey(b"another secret that is long enough too")
     good = sign_request(key, "b", SETTLE, BODY)
-    changed = encode(Question(SessionId("ses_b_2"), 1, 0))
+    changed = encode(Question(SessionId("ses_b_2"), 1, 0, ""))
     forged = [
         ({}, SETTLE, BODY),
         (sign_request(other, "b", SETTLE, BODY), SETTLE, BODY),
@@ -74,7 +73,7 @@ def test_a_server_with_another_key_gets_no_session(tmp_path: Path) -> None:
         servers.start("b")
         session = used_session(servers.a)
         assert code(servers.move(session)) == (502, "peer_stranger")
-        assert servers.owners(session) == ["a"]
+        assert code(httpx.get(f"{servers.urls['b']}/v1/sessions/{session}")) == (502, "peer_stranger")
         assert generate(servers.a, session, [9])["status"] == "finished"
 
 
@@ -82,19 +81,20 @@ def test_a_peer_that_is_away_or_another_gets_none(tmp_path: Path) -> None:
     with pair(tmp_path, start=False, flags={"b": ("--model", "random:tiny-gpt2")}) as servers:
         a = servers.start("a")
         session = used_session(a)
+        assert code(servers.move(session)) == (422, "unknown_replica")
+        servers.start("b")
+        wait_until(lambda: code(servers.move(session)) == (409, "peer_mismatch"))
+        assert servers.owners(session) == ["a"]
+        servers.end("b")
         away = servers.move(session)
         assert code(away) == (503, "peer_away")
         assert "Retry-After" in away.headers
-        servers.start("b")
-        assert code(servers.move(session)) == (409, "peer_mismatch")
-        assert servers.owners(session) == ["a"]
 
 
 def test_without_a_cluster_nothing_moves_and_nobody_is_told(server_url: str) -> None:
     with httpx.Client(base_url=server_url) as http:
         session = open_session(http)
         assert code(http.post(f"/v1/sessions/{session}/move", json={"replica": "b"})) == (409, "no_cluster")
-        assert HEADER not in http.get("/ready").headers
         assert http.get(f"/v1/sessions?after=ses_{'0' * 36}").status_code == 422
 
 
@@ -106,7 +106,7 @@ def test_only_an_operator_moves_a_session_and_its_tenant_finds_it(tmp_path: Path
         servers.headers = {"X-Api-Key": "ann"}
         a, b = servers.start("a", "--tenants", str(tenants)), servers.start("b", "--tenants", str(tenants))
         chain, bobs, boss, bob = Chain("ours"), Chain("ours"), {"X-Api-Key": "boss"}, {"X-Api-Key": "bob"}
-        with sdk(servers.urls["a"], api_key="ann") as client:
+        with sdk(servers.urls["a"], api_key="ann", headers=alone("a")) as client:
             chain.say(client, "One")
 
         def move(session: str, key: dict[str, str]) -> httpx.Response:
@@ -120,7 +120,7 @@ def test_only_an_operator_moves_a_session_and_its_tenant_finds_it(tmp_path: Path
             assert b.get(path).status_code == 200
             for server in (a, b):
                 assert code(server.get(path, headers=bob)) == (404, "not_found"), "it is no business of others"
-        with sdk(servers.urls["a"], api_key="bob") as client:
+        with sdk(servers.urls["a"], api_key="bob", headers=alone("a")) as client:
             bobs.say(client, "One")
         assert move(bobs.session, boss).status_code == 200, "the same name of another tenant is another name"
         servers.end("b")
@@ -130,53 +130,14 @@ def test_only_an_operator_moves_a_session_and_its_tenant_finds_it(tmp_path: Path
         assert a.get(f"/v1/sessions/{session}").status_code == 200
 
 
-def test_a_replica_tells_how_busy_it_is_and_its_responses_name_it() -> None:
+def test_what_a_replica_makes_names_it() -> None:
     with serve(replica="a") as url, httpx.Client(base_url=url, timeout=60) as http:
-        load = Load.of(http.get("/ready").headers[HEADER])
-        assert load == Load(kv_free=1.0, turns=0, host_free=1.0)
-        generate(http, open_session(http), list(range(1, 200)), max_tokens=1)
-        busier = Load.of(http.get("/ready").headers[HEADER])
-        assert busier is not None
-        assert busier.kv_free < 1
         made = http.post("/v1/responses", json={"model": "tiny-llama", "input": "hi", "max_output_tokens": 1}).json()
         assert home_of_response(made["id"]) == "a"
-        assert len(http.get(f"/v1/sessions?after=ses_a_{'0' * 36}").json()["data"]) == 2
+        assert len(http.get(f"/v1/sessions?after=ses_a_{'0' * 36}").json()["data"]) == 1
         # The list of a cluster has others' sessions, and a page may begin behind one of them.
         assert http.get(f"/v1/sessions?after=ses_b_{'0' * 36}").json() == {"data": [], "has_more": False}
         assert http.get("/v1/sessions?after=nonsense").status_code == 422
-
-
-def test_the_peers_are_yaml_or_json(tmp_path: Path) -> None:
-    path = tmp_path / "peers"
-    for text in ("a: http://10.0.0.1:8000/\nb: http://host\n", '{"a": "http://10.0.0.1:8000", "b": "http://host"}'):
-        path.write_text(text)
-        peers = Peers(path)
-        assert peers.urls == {"a": "http://10.0.0.1:8000", "b": "http://host"}
-        found = peers.find("a"), peers.find("b"), peers.find("c")
-        assert [each and each.address for each in found] == [("10.0.0.1", 8000), ("host", 80), None]
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("- a", "names of servers"),
-        ("a: [", "invalid YAML"),
-        ("A: http://host", "no name of a server"),
-        ("a: https://host", "must be a URL"),
-    ],
-)
-def test_a_file_with_a_mistake_is_refused_and_leaves_the_peers(tmp_path: Path, text: str, problem: str) -> None:
-    path = tmp_path / "peers"
-    path.write_text("b: http://host")
-    peers = Peers(path)
-    path.write_text(text)
-    with pytest.raises(FieldOutOfRange, match=problem):
-        Peers(path)
-    peers.reload()
-    assert peers.urls == {"b": "http://host"}
-    path.write_text("c: http://host")
-    peers.reload()
-    assert peers.urls == {"c": "http://host"}
 
 
 def test_a_key_is_long_enough_and_never_shown(tmp_path: Path) -> None:
@@ -199,16 +160,22 @@ def test_a_key_is_long_enough_and_never_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"peers": None}, "needs"),
+        ({"cluster": None}, "needs"),
         ({"cluster_key_file": None}, "needs"),
         ({"replica": None}, "needs"),
         ({"state_dir": None}, "survive a restart"),
-        ({"peers": None, "cluster_key_file": None, "role": "prefill"}, "role: needs peers"),
+        ({"cluster": None, "cluster_key_file": None, "role": "prefill"}, "role: needs cluster"),
+        ({"cluster": None, "cluster_key_file": None, "advertise": "http://host:1"}, "advertise: needs cluster"),
+        ({"host": "0.0.0.0"}, "advertise: other servers cannot reach"),
+        ({"port": 0}, "advertise: other servers cannot reach"),
+        ({"advertise": "https://host"}, "must be a URL such as"),
+        ({"advertise": "http://host/path"}, "must be a URL such as"),
     ],
 )
 def test_settings_of_a_cluster_need_each_other(changed: dict[str, Any], says: str) -> None:
-    whole: dict[str, Any] = {"peers": "peers.yaml", "cluster_key_file": "key", "replica": "a"}
-    assert Settings(**whole).peers == Path("peers.yaml")
+    whole: dict[str, Any] = {"cluster": "folder:x", "cluster_key_file": "key", "replica": "a"}
+    assert Settings(**whole).url == "http://127.0.0.1:8000"
+    assert Settings(**whole, host="0.0.0.0", advertise="http://host:1/").url == "http://host:1"
     with pytest.raises(ValidationError, match=says):
         Settings(**{**whole, **changed})
 
@@ -251,7 +218,9 @@ async def test_what_an_engine_sends_right_behind_the_answer_is_for_the_other_eng
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         calls, port = PeerCalls(key), server.sockets[0].getsockname()[1]
-        connection, said = await calls.connect(Peer("b", f"http://127.0.0.1:{port}"), OFFER, b"")
+        peer = Replica("b", Known({"b": member("b", f"http://127.0.0.1:{port}")}))
+        connection, said = await calls.connect(peer, OFFER, b"")
+        await calls.close()
         with connection:
             connection.setblocking(True)
             behind = await asyncio.to_thread(connection.recv, 8, socket.MSG_WAITALL)
@@ -308,12 +277,10 @@ class Ear(socketserver.BaseRequestHandler):
 def listened(folder: Path, loses: str) -> Iterator[tuple[Pair, Listener]]:
     """Servers of which `a` reaches `b` through a listener."""
     with pair(folder, start=False) as servers, Listener(servers.ports["b"], loses) as listener:
-        urls = {**servers.urls, "b": f"http://127.0.0.1:{listener.server_address[1]}"}
-        (folder / "peers.json").write_text(json.dumps(urls))
         threading.Thread(target=listener.serve_forever).start()
         try:
-            for name in ("a", "b"):
-                servers.start(name)
+            servers.start("a")
+            servers.start("b", "--advertise", f"http://127.0.0.1:{listener.server_address[1]}")
             yield servers, listener
         finally:
             listener.shutdown()
@@ -347,20 +314,6 @@ def test_what_is_repeated_is_not_taken_and_publishes_nothing(tmp_path: Path) -> 
             assert msgspec.msgpack.decode(answer.read(), type=Answer).taken is Taken.NO
         assert servers.owners(session) == ["a"]
         assert generate(servers.b, open_session(servers.b), [*PROMPT, 1])["usage"]["cached_tokens"] == 0
-
-
-def test_a_stranger_learns_from_a_replica_only_whether_it_takes_work(tmp_path: Path) -> None:
-    key = "k" * 32
-    with pair(tmp_path, start=False) as servers:
-        servers.headers = {"X-Api-Key": key}
-        a = servers.start("a", "--api-keys", key)
-        servers.start("b", "--api-keys", key)
-        assert HEADER in a.get("/ready").headers
-        stranger = httpx.get(f"{servers.urls['a']}/ready")
-        assert (stranger.status_code, stranger.json()) == (200, {"status": "ready"})
-        assert HEADER not in stranger.headers
-        session = used_session(a)
-        assert servers.move(session).status_code == 200, "peers look at each other's load with the cluster's key"
 
 
 async def test_a_stranger_is_told_in_one_word_why_no_work_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

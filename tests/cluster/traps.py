@@ -6,10 +6,10 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from app.cluster.moves.arriving.arrivals import Arrivals
-from app.cluster.moves.arriving.opening import Opening
+from app.cluster.moves.arrival import Opening
+from app.cluster.moves.arrivals import Arrivals
 from app.cluster.moves.calls import PeerCalls
-from app.cluster.moves.leaving.departures import Departures
+from app.cluster.moves.departures import Departures
 from app.gpu.kv.mover import KVMover
 from app.sessions.registry import SessionRegistry
 

@@ -1,6 +1,5 @@
 """What the files under docker/ say, and the folder that they are in."""
 
-import argparse
 import json
 import re
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from app.flags import add_flags, settings_of
+from app.flags import OneLineParser, add_flags, settings_of
 from app.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +34,7 @@ def image_environment() -> dict[str, str]:
 def served(arguments: list[str]) -> Settings:
     """The settings that `djinn` gets with these arguments. Ends with status 2 for a flag that there is not."""
     assert arguments[0] == "serve"
-    parser = argparse.ArgumentParser()
+    parser = OneLineParser()
     add_flags(parser)
     return settings_of(parser.parse_args(arguments[1:]))
 

@@ -1,14 +1,16 @@
 """compose.yaml and the manifests: flags, files, ports, times and names that fit the server's."""
 
 import json
+import os
 import re
+import shutil
+import subprocess
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from app.cluster.moves.peers import read_peers
 from app.settings import Settings
 from app.web.openapi import OPEN_PATHS
 from app.web.server import longest_end_s
@@ -19,17 +21,22 @@ VARIABLE = re.compile(r"\$\{(\w+)(?::?[-?]([^}]*))?\}")
 (COMPOSE,) = documents("compose.yaml")
 SERVICES: dict[str, Any] = COMPOSE["services"]
 BY_KIND = {each["kind"]: each for each in documents("kubernetes/djinn.yaml")}
+OF_CLUSTER = [f"kubernetes/{name}.yaml" for name in ("cluster", "etcd", "door", "autoscaling")]
 CLUSTER: dict[tuple[str, str], Any] = {
-    (each["kind"], each["metadata"]["name"]): each for each in documents("kubernetes/cluster.yaml")
+    (each["kind"], each["metadata"]["name"]): each for file in OF_CLUSTER for each in documents(file)
 }
-REPLICAS, FRONT = CLUSTER["StatefulSet", "djinn-replica"], CLUSTER["StatefulSet", "djinn-front"]
-POD, POD_OF_REPLICA, POD_OF_FRONT = (
-    each["spec"]["template"]["spec"] for each in (BY_KIND["StatefulSet"], REPLICAS, FRONT)
+REPLICAS, DOOR = CLUSTER["StatefulSet", "djinn-replica"], CLUSTER["Deployment", "djinn-door"]
+POD, POD_OF_REPLICA, POD_OF_DOOR = (
+    each["spec"]["template"]["spec"] for each in (BY_KIND["StatefulSet"], REPLICAS, DOOR)
 )
-(CONTAINER,), (REPLICA,), (DOOR,) = (pod["containers"] for pod in (POD, POD_OF_REPLICA, POD_OF_FRONT))
+(CONTAINER,), (REPLICA,), (PROXY,) = (pod["containers"] for pod in (POD, POD_OF_REPLICA, POD_OF_DOOR))
 PORT = int(image_environment()["DJINN_PORT"])
+PRE_STOP_S = float(REPLICA["lifecycle"]["preStop"]["exec"]["command"][-1])
 OLDEST = "1.28"
 """The first release of Kubernetes whose pods have their index as a label."""
+PROGRAM = shutil.which("haproxy")
+HAPROXY = (DOCKER / "haproxy.cfg").read_text()
+HAPROXY_SERVERS = re.findall(r"^    server ", HAPROXY, re.MULTILINE)
 VOLUMES: list[str] = json.loads(instructions("VOLUME")[0])
 
 
@@ -45,8 +52,12 @@ def filled(text: str) -> str:
     return VARIABLE.sub(lambda found: found[2] or "value", text)
 
 
-def settings_of_compose() -> Settings:
-    return served(list(map(filled, SERVICES["djinn"]["command"])))
+def settings_of_compose(name: str = "djinn") -> Settings:
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, value in SERVICES[name]["environment"].items():
+            if variable.startswith("DJINN_"):
+                patch.setenv(variable, filled(value))
+        return served(list(map(filled, SERVICES[name]["command"])))
 
 
 def test_compose_gives_the_server_and_the_load_generator_flags_and_variables_that_they_have() -> None:
@@ -71,7 +82,8 @@ def test_each_volume_and_file_of_compose_exists() -> None:
 
 def test_only_profiles_bring_what_djinn_is_compared_with_and_nothing_is_open_to_other_machines() -> None:
     profiles = {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service}
-    assert profiles == {"vllm": ["baseline"], "loadgen": ["loadgen"]}
+    cluster = {name: ["cluster"] for name in ("cluster", "r0", "r1", "etcd")}
+    assert profiles == {"vllm": ["baseline"], "loadgen": ["loadgen"]} | cluster
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert len(ports) >= 3
     assert all(port.startswith("127.0.0.1:") for port in ports)
@@ -107,10 +119,10 @@ def test_spans_go_where_the_collector_listens_and_its_pipeline_has_what_it_names
     [
         (SERVICES["djinn"]["command"], int(SERVICES["djinn"]["stop_grace_period"].removesuffix("s"))),
         (CONTAINER["args"], POD["terminationGracePeriodSeconds"]),
-        (REPLICA["args"], POD_OF_REPLICA["terminationGracePeriodSeconds"]),
-        (DOOR["args"], POD_OF_FRONT["terminationGracePeriodSeconds"]),
+        (REPLICA["args"], POD_OF_REPLICA["terminationGracePeriodSeconds"] - PRE_STOP_S),
+        (SERVICES["r1"]["command"], int(SERVICES["r1"]["stop_grace_period"].removesuffix("s"))),
     ],
-    ids=["compose", "alone", "replica", "front"],
+    ids=["compose", "alone", "replica", "replica of compose"],
 )
 def test_a_drain_ends_before_the_kill(arguments: list[str], grace_s: int) -> None:
     said = re.search(r"--drain-timeout-s[= ](\d+)", " ".join(map(filled, arguments)))
@@ -167,7 +179,7 @@ def test_a_service_named_as_the_server_does_not_set_its_variables() -> None:
     assert BY_KIND["Service"]["spec"]["selector"] == BY_KIND["StatefulSet"]["spec"]["selector"]["matchLabels"]
 
 
-@pytest.mark.parametrize("file", ["kubernetes/cluster.yaml", "kubernetes/djinn.yaml"])
+@pytest.mark.parametrize("file", [*OF_CLUSTER, "kubernetes/djinn.yaml"])
 @pytest.mark.parametrize("release", [OLDEST, "latest"])
 @pytest.mark.dev
 def test_kubernetes_knows_each_field(file: str, release: str) -> None:
@@ -181,35 +193,72 @@ def arguments_of_replica(index: int) -> list[str]:
     return [each.replace("$(POD_INDEX)", str(index)) for each in REPLICA["args"]]
 
 
-def test_each_replica_is_a_peer_by_its_own_name_and_address_and_the_front_door_knows_all(tmp_path: Path) -> None:
-    path = tmp_path / "peers.yaml"
-    path.write_text(CLUSTER["ConfigMap", "djinn-cluster"]["data"]["peers.yaml"])
-    peers = {name: peer.url for name, peer in read_peers(path).items()}
+def test_each_replica_has_the_name_and_the_address_by_which_the_others_and_the_door_reach_it() -> None:
     name, service = REPLICAS["metadata"]["name"], REPLICAS["spec"]["serviceName"]
     (port,) = CLUSTER["Service", service]["spec"]["ports"]
     assert CLUSTER["Service", service]["spec"]["clusterIP"] == "None", "pods have names of their own"
-    assert REPLICAS["spec"]["replicas"] == len(peers)
-    for index in range(len(peers)):
-        replica = served(arguments_of_replica(index)).replica
-        assert peers[replica or ""] == f"http://{name}-{index}.{service}:{port['port']}"
-    targets = [each.removeprefix("--target=") for each in DOOR["args"] if each.startswith("--target=")]
-    assert dict(each.split("=", 1) for each in targets) == peers
+    variables = {each["name"]: each.get("value", "") for each in PROXY["env"]}
+    servers = re.findall(r'server (r\d) "\$\{REPLICA_PREFIX-r\}(\d)\$\{REPLICA_SUFFIX-\}:(\d+)"', HAPROXY)
+    assert len(servers) == CLUSTER["HorizontalPodAutoscaler", name]["spec"]["maxReplicas"] == len(HAPROXY_SERVERS)
+    for index, (replica, number, its_port) in enumerate(servers):
+        settings = served(arguments_of_replica(index))
+        host = f"{name}-{index}.{service}"
+        assert (settings.replica, settings.advertise) == (replica, f"http://{host}:{port['port']}")
+        assert f"{variables['REPLICA_PREFIX']}{number}{variables['REPLICA_SUFFIX']}".startswith(f"{host}.$(NAMESPACE)")
+        assert its_port == str(port["port"])
+    for name in ("r0", "r1"):
+        settings = settings_of_compose(name)
+        assert (settings.replica, settings.advertise) == (name, f"http://{name}:{PORT}")
+
+
+def test_replicas_ask_etcd_where_it_listens() -> None:
+    etcd = CLUSTER["StatefulSet", "djinn-etcd"]["spec"]
+    hosts = [f"djinn-etcd-{index}.{etcd['serviceName']}" for index in range(etcd["replicas"])]
+    assert served(arguments_of_replica(0)).cluster == "etcd://" + ",".join(f"{host}:2379" for host in hosts)
+    (container,) = etcd["template"]["spec"]["containers"]
+    (members,) = (each for each in container["args"] if each.startswith("--initial-cluster="))
+    assert [each.split("=")[1] for each in members.partition("=")[2].split(",")] == [
+        f"http://{it}:2380" for it in hosts
+    ]
+    assert settings_of_compose("r0").cluster == "etcd://etcd:2379"
+
+
+def test_the_door_is_the_one_of_compose_and_haproxy_takes_it() -> None:
+    assert CLUSTER["ConfigMap", "djinn-door"]["data"]["haproxy.cfg"] == HAPROXY
+    assert SERVICES["cluster"]["image"] == PROXY["image"]
+    if PROGRAM is None:
+        pytest.skip("haproxy is not installed: apt-get install haproxy")
+    environment = {**os.environ, "REPLICA_PREFIX": "10.0.0.1", "REPLICA_SUFFIX": ""}
+    command = [PROGRAM, "-c", "-f", str(DOCKER / "haproxy.cfg")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, "WARNING" in done.stderr) == (0, False), done.stderr
+
+
+def test_what_scales_replicas_is_a_metric_that_the_adapter_makes_of_one_of_a_server() -> None:
+    rules = documents("kubernetes/prometheus-adapter.yaml")[0]["rules"]["custom"]
+    made = {rule.get("name", {}).get("as") or rule["seriesQuery"].partition("{")[0] for rule in rules}
+    asked = CLUSTER["HorizontalPodAutoscaler", "djinn-replica"]["spec"]["metrics"]
+    assert {each["pods"]["metric"]["name"] for each in asked} == made
+    page = (ROOT / "docs/reference/metrics.md").read_text()
+    assert {rule["seriesQuery"].partition("{")[0] for rule in rules} == set(
+        re.findall(r"djinn_turns_waiting|djinn_kv_bytes", page)
+    )
 
 
 def test_the_replicas_read_files_where_they_are_mounted() -> None:
     folders = {mount["mountPath"] for mount in REPLICA["volumeMounts"]}
-    settings = served(arguments_of_replica(0))
-    assert settings.peers is not None
-    assert settings.cluster_key_file is not None
-    assert {str(settings.peers.parent), str(settings.cluster_key_file.parent)} <= folders
+    key = served(arguments_of_replica(0)).cluster_key_file
+    assert key is not None
+    assert str(key.parent) in folders
+    assert settings_of_compose("r0").cluster_key_file == Path("/run/secrets", *SERVICES["r0"]["secrets"])
 
 
 def test_replicas_are_reached_by_the_cluster_alone_with_the_rights_of_a_server_alone() -> None:
     policy = CLUSTER["NetworkPolicy", "djinn-replica"]["spec"]
     (rule,) = policy["ingress"]
     assert policy["podSelector"] == REPLICAS["spec"]["selector"]
-    allowed = [each["podSelector"] for each in rule["from"]]
-    assert allowed == [FRONT["spec"]["selector"], REPLICAS["spec"]["selector"]]
-    assert POD_OF_REPLICA["securityContext"] == POD_OF_FRONT["securityContext"] == POD["securityContext"]
-    for field in ("securityContext", "image"):
-        assert REPLICA[field] == DOOR[field] == CONTAINER[field]
+    allowed = [each["podSelector"] for each in rule["from"] if "podSelector" in each]
+    assert allowed == [DOOR["spec"]["selector"], REPLICAS["spec"]["selector"]]
+    assert POD_OF_REPLICA["securityContext"] == POD["securityContext"]
+    assert REPLICA["securityContext"] == CONTAINER["securityContext"] == PROXY["securityContext"]
+    assert REPLICA["resources"]["limits"]["nvidia.com/gpu"] == 1

@@ -16,11 +16,10 @@ import psutil
 import pytest
 
 from app.machine.cores import BOUND, CHOSEN, binding
-from tests.cluster.front.doors import serving_door
+from tests.cluster.pair import behind, pair
 from tests.durability.restarting import TOKENS, generate, open_session
 from tests.errors import assert_error, assert_messages_error
 from tests.processes import ServerProcess, metric, serve_process, until_ready
-from tests.serving import serve
 from tests.waiting import wait_until
 
 PROMPT = [5, 6, 7]
@@ -358,16 +357,12 @@ def test_a_suspended_engine_holds_up_no_client_of_any_api_goes_on_and_ends_with_
 
 
 @pytest.mark.long
-def test_a_front_door_places_no_call_on_a_replica_whose_engine_hangs(tmp_path: Path) -> None:
-    with (
-        serve_process(tmp_path / "a", "--replica", "a", own_engine=True) as a,
-        serve(replica="b") as b,
-        serving_door({"a": a.url, "b": b}) as door,
-        httpx.Client(base_url=door.url, timeout=60) as http,
-    ):
-        open_session(http)  # so that the other has more room
-        with suspended(engine_of(a)):
-            wait_until(lambda: http.get("/ready").json()["replicas"]["a"] == "refuses", READY_S + SLACK_S)
-            call = {"model": MODEL, "prompt": "Hi", "max_tokens": 1}
+def test_no_call_is_placed_at_a_replica_whose_engine_hangs(tmp_path: Path) -> None:
+    with pair(tmp_path, own_engine=True) as servers, behind(servers) as http:
+        wait_until(lambda: "missing" not in http.get("/v1/sessions").json())
+        open_session(servers.b)  # so that the other has more room
+        call = {"model": MODEL, "prompt": "Hi", "max_tokens": 1}
+        with suspended(engine_of(servers.processes["a"])):
+            wait_until(lambda: servers.a.get("/ready").status_code == 503, READY_S + SLACK_S)
+            wait_until(lambda: http.post("/v1/completions", json=call).status_code == 200)
             assert {http.post("/v1/completions", json=call).status_code for _ in range(30)} == {200}
-        wait_until(lambda: http.get("/ready").json()["replicas"] == {"a": "ready", "b": "ready"})

@@ -12,12 +12,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from app.cluster.directory import name_key
-from app.cluster.fleet import Fleet, State
-from app.cluster.front.routing.owners import Owners
-from app.cluster.front.routing.seeking import Seeker
-from app.cluster.front.upstream.pool import Pool
-from app.cluster.table import Table
 from app.tenants.tenant import Key, Role, Tenant
 from tests.durability.restarting import generate, open_session
 from tests.journal.building import FILE
@@ -114,15 +108,3 @@ def test_sessions_of_the_version_before_are_found_and_so_is_their_kv(
             assert turn["usage"]["cached_tokens"] > 0
             again = clients(ANN).post("/v1/completions", json=call, headers={"X-Session-ID": "mine"})
             assert again.headers["x-session-id"] == named.headers["x-session-id"]
-
-
-async def test_the_front_door_finds_names_that_the_version_before_has_bound() -> None:
-    table, fleet, pool = Table(None), Fleet({"a": "http://a", "b": "http://b"}), Pool()
-    for replica in fleet:
-        replica.told(State.READY, None)
-    old = sha256(ANN)[:32]
-    await table.bind(name_key(old, "mine"), "b")
-    owners = Owners(fleet, table, Seeker(fleet, pool, "localhost"), {"default": old})
-    assert (await owners.of_name("default", "mine", {})).replica.name == "b"
-    assert await table.find(name_key("default", "mine")) == "b"
-    table.close()

@@ -64,7 +64,7 @@ ClientOf = Callable[[str], httpx.Client]
 
 REACHED_BY_OPERATOR = {("get", "/v1/sessions/{session_id}"), ("delete", "/v1/sessions/{session_id}")}
 """All that an operator may do with a session of another tenant."""
-MOVE = ("post", "/v1/sessions/{session_id}/move")
+MOVES = {("post", f"/v1/sessions/{{session_id}}/{step}") for step in ("move", "settle")}
 """What no user may do with any session."""
 
 
@@ -115,7 +115,8 @@ def test_the_role_metrics_reads_figures_and_nothing_else(client: ClientOf, route
 def test_a_user_reads_all_but_the_figures_of_everybody(client: ClientOf, routes: list[tuple[str, str]]) -> None:
     http = client("alice")
     refused = {path for method, path in routes if ask(http, method, fill(path, "ses_1")).status_code == 403}
-    assert refused == {"/metrics", MOVE[1], "/v1/models/load", "/v1/models/unload"}
+    refusing = {path for _, path in MOVES} | {"/metrics", "/v1/models/load", "/v1/models/unload"}
+    assert refused == refusing
 
 
 def test_a_users_session_is_nobody_elses_on_any_route(client: ClientOf, routes: list[tuple[str, str]]) -> None:
@@ -130,7 +131,7 @@ def test_a_users_session_is_nobody_elses_on_any_route(client: ClientOf, routes: 
             if (method, path) not in reached:
                 answer = ask(client(name), method, fill(path, session))
                 # What is wrong with the request itself may be told first, and tells nothing of the session.
-                refusals = (403,) if name == "bob" and (method, path) == MOVE else (404, 422)
+                refusals = (403,) if name == "bob" and (method, path) in MOVES else (404, 422)
                 assert answer.status_code in refusals, (name, method, path, answer.text)
     assert alice.get(f"/v1/sessions/{session}").json() == before
     assert session not in client("bob").get("/v1/sessions").text

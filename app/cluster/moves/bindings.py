@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import msgspec
@@ -63,6 +63,8 @@ class Bindings:
         self._responses = responses
         self._waits = waits
         self._keyed = keyed
+        self.on_adopted: Callable[[Session], None] = lambda session: None
+        """Told of each session that has come."""
 
     async def export(self, session: Session) -> Binding:
         """What to send with an unused session. Raises `TooLarge`."""
@@ -100,3 +102,4 @@ class Bindings:
         self._keyed.adopt(brought.keyed)
         if brought.waits is not None:
             self._waits.adopt(brought.session, brought.waits)
+        self.on_adopted(brought.session)

@@ -16,11 +16,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.cluster.moves import wire
-from app.cluster.moves.arriving.arrival import Arrival
-from app.cluster.moves.arriving.arrivals import Arrivals
+from app.cluster.moves.arrival import Arrival
+from app.cluster.moves.arrivals import Arrivals
 from app.cluster.moves.bindings import MAX_RESPONSE_BYTES
-from app.cluster.moves.key import ClusterKey
-from app.cluster.moves.signatures import SIGNATURE, is_body, is_request, sign_answer
+from app.cluster.moves.key import SIGNATURE, ClusterKey, is_body, is_request, sign_answer
 from app.cluster.moves.wire import ABORT, COMMIT, OFFER, PREFIX, SETTLE, Answer, Offer, Question, Step, encode
 from app.domain.errors import (
     DjinnError,
@@ -77,8 +76,8 @@ class _Move:
 
     @property
     def said(self) -> str:
-        """The count of moves, and the word."""
-        return f"{self.arrivals.count} {self.arrival.word}"
+        """The count of moves, the word, and the journal."""
+        return f"{self.arrivals.count} {self.arrival.word} {self.arrivals.journal}"
 
     def begin(self, connection: socket.socket) -> None:
         """Have the engine receive it."""
@@ -107,17 +106,33 @@ class ClusterDoors:
     """Answers requests of other servers, and passes on all others."""
 
     def __init__(
-        self, app: ASGIApp, here: str, key: ClusterKey, arrivals: Arrivals, ways: Mapping[str, Way] = NO_WAYS
+        self,
+        app: ASGIApp,
+        here: str,
+        key: ClusterKey,
+        note_hop: Callable[[Scope], None],
+        arrivals: Arrivals,
+        ways: Mapping[str, Way] = NO_WAYS,
     ) -> None:
-        """`here` is the server's own name. `ways` are those of other things than sessions, by path."""
+        """`here` is the server's own name. `note_hop` notes of a request whether another server has sent it on for a
+        client, and raises the `DjinnError` of one that only says so. `ways` are those of other things than sessions, by
+        path.
+        """
         self.app = app
         self._here = here
+        self._note_hop = note_hop
         self._key = key
         self._arrivals = arrivals
         self._ways: Mapping[str, Way] = {OFFER: _Moves(arrivals), **ways}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
+        if scope["type"] != "lifespan":
+            try:
+                self._note_hop(scope)
+            except DjinnError as error:
+                await error_response(error, scope)(scope, receive, send)
+                return
         if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
             await self.app(scope, receive, send)
             return

@@ -10,7 +10,7 @@ from app.domain.homes import Taken
 from app.domain.values import ModelInfo, SessionId
 from app.journal.records import SessionRecord
 
-FORMAT = 3
+FORMAT = 4
 """Of an offer. One more whenever anything in it, or in a snapshot, changes its meaning."""
 PREFIX = "/v1/cluster/"
 OFFER, COMMIT, ABORT, SETTLE = (f"{PREFIX}{step}" for step in ("offer", "commit", "abort", "settle"))
@@ -72,6 +72,8 @@ class Question(msgspec.Struct, frozen=True):
     session: SessionId
     epoch: int
     seq: int
+    journal: str
+    """UUID of the journal that the answer is in: another one knows nothing of it."""
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -17,9 +17,9 @@ from loadgen.errors import NotAsMeant
 from loadgen.experiments.cluster.agent import ClusterAgent
 from loadgen.experiments.cluster.findings import Findings, Routing, WrongTurn
 from loadgen.experiments.cluster.hashing import HashAgent
+from loadgen.experiments.cluster.hosting import Cluster
 from loadgen.experiments.cluster.retrying import retried
 from loadgen.experiments.cluster.twin import Answers
-from loadgen.targets.subject import METRICS
 
 ELSEWHERE = (404, 421)
 """What a replica answers that does not have a session."""
@@ -28,7 +28,7 @@ SETTLED_S = 120.0
 """How long a session may be between two homes after the run."""
 POLL_S = 0.5
 READ_TIMEOUT_S = 30.0
-ROUTED = "djinn_front_requests_total"
+ROUTED = "djinn_cluster_requests_total"
 
 
 def compare(agents: Sequence[ClusterAgent | HashAgent], answers: Answers, findings: Findings) -> None:
@@ -43,7 +43,7 @@ def compare(agents: Sequence[ClusterAgent | HashAgent], answers: Answers, findin
 
 
 async def check_histories(transport: AsyncTransport, agents: Sequence[ClusterAgent], findings: Findings) -> None:
-    """Ask the front door for the history of every session. Raises `DjinnError`, `TimeoutError`."""
+    """Ask the cluster for the history of every session. Raises `DjinnError`, `TimeoutError`."""
     for agent in agents:
         if agent.session is None:
             continue
@@ -56,22 +56,22 @@ async def check_histories(transport: AsyncTransport, agents: Sequence[ClusterAge
             findings.lost.append(WrongTurn(agent.number, None, what))
 
 
-async def check_owners(urls: Mapping[str, str], agents: Sequence[ClusterAgent], findings: Findings) -> None:
+async def check_owners(cluster: Cluster, agents: Sequence[ClusterAgent], findings: Findings) -> None:
     """Ask every replica for every session. Raises `NotAsMeant` for one that cannot say."""
     counts: Counter[int] = Counter()
     async with httpx.AsyncClient(timeout=READ_TIMEOUT_S) as http:
         for agent in agents:
             if agent.session is not None:
-                asked = [_has(http, url, agent.session.id) for url in urls.values()]
+                asked = [_has(http, url, cluster.alone(name), agent.session.id) for name, url in cluster.urls.items()]
                 counts[sum(await asyncio.gather(*asked))] += 1
     findings.owners = dict(sorted(counts.items()))
 
 
-async def _has(http: httpx.AsyncClient, url: str, session: str) -> bool:
+async def _has(http: httpx.AsyncClient, url: str, alone: Mapping[str, str], session: str) -> bool:
     deadline = time.monotonic() + SETTLED_S
     while True:
         try:
-            status = (await http.get(f"{url}/v1/sessions/{session}")).status_code
+            status = (await http.get(f"{url}/v1/sessions/{session}", headers=alone)).status_code
         except httpx.TransportError:
             status = 0
         if status == HAS:
@@ -83,16 +83,20 @@ async def _has(http: httpx.AsyncClient, url: str, session: str) -> bool:
         await asyncio.sleep(POLL_S)
 
 
-async def routing_of(transport: AsyncTransport) -> Routing:
-    """How turns have come to their owners since the front door began. Raises `DjinnError`."""
-    return read_routing(await transport.send(METRICS))
+async def routing_of(cluster: Cluster) -> Routing:
+    """How turns have come to their owners, by the metrics of all replicas since these began."""
+    async with httpx.AsyncClient(timeout=READ_TIMEOUT_S) as http:
+        texts = [(await http.get(f"{url}/metrics")).text for url in cluster.urls.values()]
+    return read_routing("\n".join(texts))
 
 
 def read_routing(metrics: str) -> Routing:
-    """The same, from the text of `/metrics`."""
+    """The same, from the texts of `/metrics`."""
     lines = (line for line in metrics.splitlines() if line.startswith(f"{ROUTED}{{"))
-    samples = (
-        sample for family in text_string_to_metric_families("\n".join(lines) + "\n") for sample in family.samples
-    )
-    turns = [sample for sample in samples if sample.labels["turn"] == "yes"]
-    return Routing(**{sample.labels["way"]: round(sample.value) for sample in turns})
+    counts = Counter[str]()
+    for line in lines:
+        (family,) = text_string_to_metric_families(f"{line}\n")
+        for sample in family.samples:
+            counts[sample.labels["way"]] += round(sample.value) if sample.labels["turn"] == "yes" else 0
+    counts["owner"] = counts.pop("here") + counts.pop("hop")
+    return Routing(**counts)

@@ -52,7 +52,7 @@ class Retries:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How turns reached their owners, by `djinn_front_requests` of the front door (docs/reference/cluster.md)."""
+    """How turns reached their owners, by `djinn_cluster_requests` of the replicas (docs/reference/cluster.md)."""
 
     owner: int
     followed: int

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import hashlib
+import hmac
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -40,12 +41,28 @@ class Cluster(HostedServer):
         super().__init__(f"cluster-{replicas}", launch, port, state)
         self.spec = TargetSpec(f"{replicas}", self.url, timeout_s=timeout_s)
         self._state = state
+        self._urls = dict[str, str]()
 
     @property
     def urls(self) -> dict[str, str]:
-        """Where each replica listens, by name."""
-        found: dict[str, str] = json.loads((self._state / "cluster" / "peers.json").read_text())
-        return found
+        """Where each replica listens by itself, by name: its keeper has told it."""
+        found = dict[str, str]()
+        for name, process in self.replicas().items():
+            with suppress(psutil.NoSuchProcess):
+                words = process.cmdline()
+                found[name] = f"http://127.0.0.1:{words[words.index('--port') + 1]}"
+        self._urls.update(found)  # one that is being started again comes back there
+        return dict(self._urls)
+
+    def alone(self, name: str) -> dict[str, str]:
+        """Headers by which the replica of that name answers what is its own, and sends nothing on: those of another
+        replica, which has the cluster's key.
+        """
+        key = (self._state / "cluster" / "cluster.key").read_bytes().strip()
+        proof = hmac.new(key, digestmod=hashlib.sha256)
+        for part in (b"hop", b"loadgen", name.encode()):
+            proof.update(len(part).to_bytes(8, "little") + part)
+        return {"Djinn-Hop": f"loadgen {proof.hexdigest()}"}
 
     def replicas(self) -> dict[str, psutil.Process]:
         """The processes of the replicas that run, by name. One that stands by is younger than the one that serves."""
@@ -65,23 +82,25 @@ class Cluster(HostedServer):
             await asyncio.sleep(POLL_S)
 
     async def states(self) -> dict[str, str]:
-        """What each replica does, as the front door tells; empty if it does not."""
-        try:
-            async with httpx.AsyncClient(timeout=READ_TIMEOUT_S) as http:
-                answer = await http.get(f"{self.url}/ready")
-        except httpx.TransportError:
-            return {}
-        found: dict[str, str] = answer.json()["replicas"] if answer.is_success else {}
+        """What each replica says of itself."""
+        found = dict[str, str]()
+        async with httpx.AsyncClient(timeout=READ_TIMEOUT_S) as http:
+            for name, url in self.urls.items():
+                try:
+                    answer = await http.get(f"{url}/ready")
+                except httpx.TransportError:
+                    found[name] = "away"
+                else:
+                    found[name] = "ready" if answer.is_success else "refuses"
         return found
 
     async def serves(self, name: str) -> bool:
-        """Whether a replica takes new work, by its own word too: the front door may not have missed it yet."""
-        try:
-            async with httpx.AsyncClient(timeout=READ_TIMEOUT_S) as http:
-                answer = await http.get(f"{self.urls[name]}/ready")
-        except httpx.TransportError:
+        """Whether a replica takes new work, and the others know it."""
+        if (await self.states()).get(name) != "ready":
             return False
-        return answer.is_success and (await self.states()).get(name) == "ready"
+        async with httpx.AsyncClient(timeout=READ_TIMEOUT_S) as http:
+            lists = [await http.get(f"{url}/v1/sessions") for url in self.urls.values()]
+        return all(each.is_success and "missing" not in each.json() for each in lists)
 
     def shown(self, model: str) -> Server:
         """What may be published of it."""

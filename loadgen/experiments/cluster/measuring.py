@@ -60,9 +60,9 @@ async def measure(
             return
         with noting("the end", findings.failures):
             await cluster.until_whole()
-            findings.routing = await routing_of(transport)
+            findings.routing = await routing_of(cluster)
             await check_histories(transport, owned.every, findings)
-            await check_owners(cluster.urls, owned.every, findings)
+            await check_owners(cluster, owned.every, findings)
     finally:
         await transport.close()
 

@@ -22,7 +22,7 @@ def own_cores() -> tuple[int, ...]:
 
 
 def cores_for(replicas: int, cores: Sequence[int]) -> tuple[int, ...]:
-    """One core for each replica, from the last; one at least is left for front door and agents. Empty if too few."""
+    """One core for each replica, from the last; one at least is left for the agents. Empty if too few."""
     return tuple(cores[-replicas:]) if len(cores) > replicas else ()
 
 

@@ -12,7 +12,7 @@ MOST_REPLICAS = 64
 
 
 class Router(StrEnum):
-    """Who chooses a turn's replica: the front door, which knows each session's owner, or a hash of the session's name,
+    """Who chooses a turn's replica: the replicas, which know each session's owner, or a hash of the session's name,
     as in Ray Serve's consistent hash router.
     """
 

@@ -46,7 +46,7 @@ def _owned(plan: ClusterPlan, findings: Findings) -> Iterator[Verdict]:
     routing = findings.routing
     affinity = None if routing is None else routing.affinity
     told = "not told" if routing is None or affinity is None else f"{percent(affinity)}, {routing.followed:,} followed"
-    # The front door does not hear where a drain has moved a session: it learns that with the session's next turn.
+    # A replica does not hear where a drain has moved a session: it learns that with the session's next turn.
     target = "100 %" if plan.drain_at is None else "100 %, but once for each session after a drain"
     most = 0 if plan.drain_at is None else sessions
     is_met = None if routing is None or affinity is None else not routing.moving_on and routing.followed <= most

@@ -1,0 +1,169 @@
+"""One server as a part of a cluster: what it tells the others, and all that it does with them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+
+from app.cluster.fleet import Fleet, State
+from app.cluster.hop import Hops
+from app.cluster.load import Load
+from app.cluster.membership import Membership, name_key, session_key
+from app.cluster.moves.arrivals import Arrivals
+from app.cluster.moves.balance import Balance
+from app.cluster.moves.bindings import Bindings
+from app.cluster.moves.calls import PeerCalls
+from app.cluster.moves.departures import Departures
+from app.cluster.moves.draining import Draining
+from app.cluster.moves.key import ClusterKey
+from app.cluster.owners import Owners
+from app.cluster.prefill import Prefill
+from app.domain.errors import DirectoryAway, DjinnError
+from app.domain.homes import home_of
+from app.domain.values import SessionId
+from app.openai.response_store import ResponseStore
+from app.sessions.named import BoundSessions
+from app.sessions.registry import SessionRegistry
+from app.sessions.session import Session
+from app.settings import Settings
+from app.tenants.tenant import Directory
+
+logger = logging.getLogger(__name__)
+
+SAY_S, SAY_SOON_S = 1.0, 0.1
+"""Between two measurements of the load, and between two looks at whether new work is taken."""
+PATIENCE_S = 0.25
+"""How long the engine may take to tell the load: it may be in a long step."""
+AGAIN_S = 1.0
+"""Until a session that has come is written into the store again, which was away."""
+
+
+class Cluster:
+    """Used on the event loop only."""
+
+    def __init__(
+        self,
+        registry: SessionRegistry,
+        directory: Directory,
+        membership: Membership,
+        key: ClusterKey,
+        bindings: Bindings,
+        bound: BoundSessions,
+        responses: ResponseStore,
+        settings: Settings,
+    ) -> None:
+        """`directory` is that of the tenants."""
+        self.key = key
+        self.membership = membership
+        self.fleet = Fleet(membership.name, membership)
+        self.hops = Hops(self.fleet, key, membership.changed)
+        self.owners = Owners(self.fleet, membership, self.hops, _Here(registry, bound, responses))
+        self.arrivals = Arrivals(registry, directory, bindings)
+        self.departures = Departures(registry, self.fleet, PeerCalls(key), bindings, membership)
+        self.draining = Draining(registry, self.departures, self.fleet)
+        self.balance = Balance(registry, self.departures, self.fleet)
+        self.prefill = Prefill(registry, self.fleet, key, settings)
+        self._registry = registry
+        self._balances = settings.balance
+        self._writing = set[asyncio.Task[None]]()
+        registry.table.require_home = self.departures.require_home
+        bindings.on_adopted = self._has_come
+        membership.held = self._held
+        for state in State:
+            registry.metrics.cluster_replicas.labels(state.value).set_function(partial(self._count, state))
+
+    @contextlib.asynccontextmanager
+    async def running(self, require_ready: Callable[[], None]) -> AsyncIterator[None]:
+        """Be one of the cluster within the block. `require_ready` raises the `DjinnError` that says why no new work is
+        taken. Call when all sessions are open.
+        """
+        async with self.membership, self.hops.watching():
+            work = [asyncio.create_task(self._tell(require_ready))]
+            if self._balances:
+                work.append(asyncio.create_task(self.balance.run()))
+            self.departures.settle_all()  # those that were leaving when the server ended
+            self.prefill.start()
+            try:
+                yield
+            finally:
+                for task in (*work, *self._writing):
+                    task.cancel()
+                await asyncio.gather(*work, *self._writing, return_exceptions=True)
+                await self.prefill.close()
+                await self.departures.close()
+                await self.arrivals.close()
+
+    async def _tell(self, require_ready: Callable[[], None]) -> None:
+        """Tell the others how this replica is, for ever."""
+        load, told_at = None, -SAY_S
+        loop = asyncio.get_running_loop()
+        while True:
+            if loop.time() - told_at >= SAY_S:
+                told_at = loop.time()
+                with contextlib.suppress(TimeoutError, DjinnError):  # the last one holds
+                    async with asyncio.timeout(PATIENCE_S):
+                        load = Load.measured(await self._registry.memory())
+            try:
+                require_ready()
+                is_ready = True
+            except DjinnError:
+                is_ready = False
+            self.membership.say(ready=is_ready, left=self.draining.is_over, load=load)
+            await asyncio.sleep(SAY_SOON_S)
+
+    def _count(self, state: State) -> int:
+        """Replicas that are so, of all that may have sessions."""
+        there = {each.name: each.state for each in self.fleet}
+        return sum(there.get(name, State.AWAY) is state for name in self.owners.known)
+
+    # What the store knows of sessions here.
+
+    def _held(self) -> Iterator[str]:
+        for session in self._registry.table:
+            yield from self._keys(session)
+
+    def _keys(self, session: Session) -> Iterator[str]:
+        """The keys of a session that its id does not tell."""
+        if home_of(session.id) != self.membership.name:
+            yield session_key(session.id)
+        if session.called is not None and not session.ephemeral:
+            yield name_key(session.owner, session.called)
+
+    def _has_come(self, session: Session) -> None:
+        """Write into the store where a session is that has come: its former home may not be there to say so."""
+        task = asyncio.create_task(self._write(session))
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+
+    async def _write(self, session: Session) -> None:
+        for key in [session_key(session.id), *self._keys(session)]:
+            while self._registry.table.find(session.id) is session:
+                try:
+                    await self.membership.put(key, self.membership.name)
+                    break
+                except DirectoryAway:
+                    await asyncio.sleep(AGAIN_S)
+
+
+class _Here:
+    """What this server has itself."""
+
+    def __init__(self, registry: SessionRegistry, bound: BoundSessions, responses: ResponseStore) -> None:
+        self._registry = registry
+        self._bound = bound
+        self._responses = responses
+
+    def has_session(self, session_id: str) -> bool:
+        """Also one that is about to leave."""
+        return self._registry.table.has(SessionId(session_id))
+
+    def has_response(self, response_id: str) -> bool:
+        """Also one that is being generated, or a conversation."""
+        return self._responses.has(response_id)
+
+    def has_name(self, owner: str | None, name: str) -> bool:
+        """Whether a session here has that name, or is on its way here."""
+        return self._bound.has(owner, name)

@@ -1,0 +1,233 @@
+"""The cluster's store in etcd, through the JSON gateway of its API v3.
+
+https://etcd.io/docs/v3.4/dev-guide/api_grpc_gateway/: keys and values are base64, and 64-bit numbers are strings. A
+range of keys ends before a key; a prefix's range ends before the prefix with its last byte raised by one.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import math
+import ssl
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+
+import httpx
+
+from app.domain.errors import DirectoryAway, FieldOutOfRange
+
+logger = logging.getLogger(__name__)
+
+SCHEMES = {"etcd": "http", "etcds": "https"}
+CONNECT_S, ANSWER_S = 1.0, 2.0
+ROOT = "djinn"
+NOT_FOUND, UNAUTHENTICATED = 5, 16
+"""gRPC's codes: of a lease that has run out, and of a token that has."""
+FILES = ("ca", "cert", "key")
+"""What an address may name behind its `?`: files for TLS."""
+
+
+class EtcdStore:
+    """See `Store`. It asks one of its servers, and the next one if that does not answer."""
+
+    def __init__(self, text: str) -> None:
+        """`text` is `etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...][/PREFIX]`, or `etcds://` for TLS, with
+        `?ca=FILE&cert=FILE&key=FILE`. Raises `FieldOutOfRange`.
+        """
+        parts = urlsplit(text)
+        login, _, hosts = parts.netloc.rpartition("@")
+        user, has_password, password = login.partition(":")
+        if login and not (user and has_password):
+            raise _refusal("a user needs a password: etcd://USER:PASSWORD@HOST:PORT")
+        self._login = {"name": unquote(user), "password": unquote(password)} if login else None
+        self.shown = f"{parts.scheme}://{hosts}{parts.path}"
+        self._urls = [_url(SCHEMES[parts.scheme], host) for host in hosts.split(",")]
+        self._root = f"{parts.path.strip('/') or ROOT}/"
+        self._token: str | None = None
+        self._lease: str | None = None
+        self._lent: str | None = None
+        """The value that the lease has. Only one key is lent."""
+        self._client = httpx.AsyncClient(
+            verify=_tls(parts),
+            trust_env=False,  # a proxy for the web is none for it
+            timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
+        )
+
+    async def read(self, key: str) -> str | None:
+        """See `Store.read`."""
+        found = (await self._ask("kv/range", {"key": self._key(key)})).get("kvs", [])
+        return _text(found[0]["value"]) if found else None
+
+    async def read_all(self, prefix: str, after: str = "", most: int = 0) -> dict[str, str]:
+        """See `Store.read_all`."""
+        asked = {**self._range(prefix), "limit": most, "sort_order": "ASCEND", "sort_target": "KEY"}
+        if after:
+            asked["key"] = self._key(f"{after}\0")
+        answer = await self._ask("kv/range", asked)
+        found = {_text(each["key"]): _text(each.get("value", "")) for each in answer.get("kvs", [])}
+        return {key.removeprefix(self._root): value for key, value in found.items()}
+
+    async def write(self, key: str, value: str) -> None:
+        """See `Store.write`."""
+        await self._ask("kv/put", {"key": self._key(key), "value": _base64(value)})
+
+    async def swap(self, key: str, before: str | None, after: str | None) -> bool:
+        """See `Store.swap`."""
+        name = self._key(key)
+        if before is None:
+            condition = {"key": name, "target": "CREATE", "result": "EQUAL", "create_revision": "0"}
+        else:
+            condition = {"key": name, "target": "VALUE", "result": "EQUAL", "value": _base64(before)}
+        if after is None:
+            change = {"request_delete_range": {"key": name}}
+        else:
+            change = {"request_put": {"key": name, "value": _base64(after)}}
+        return bool((await self._ask("kv/txn", {"compare": [condition], "success": [change]})).get("succeeded"))
+
+    async def lend(self, key: str, value: str, seconds: float) -> bool:
+        """See `Store.lend`. etcd counts whole seconds, and has a least."""
+        is_on = False
+        if self._lease is not None:
+            said = await self._ask("lease/keepalive", {"ID": self._lease})
+            if "result" not in said:  # the answer is a stream, whose errors have no status
+                raise DirectoryAway(f"{self.shown} renews no lease: {said.get('error')}")
+            is_on = int(said["result"].get("TTL", 0)) > 0
+        if not is_on:
+            self._lent, self._lease = None, str((await self._ask("lease/grant", {"TTL": math.ceil(seconds)}))["ID"])
+        if value != self._lent:
+            body = {"key": self._key(key), "value": _base64(value), "lease": self._lease}
+            if (await self._ask("kv/put", body)).get("code") == NOT_FOUND:
+                raise DirectoryAway(f"{self.shown}: a lease has run out at once")
+            self._lent = value
+        return is_on
+
+    async def take_back(self, key: str) -> None:
+        """See `Store.take_back`."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            await self._ask("lease/revoke", {"ID": lease})
+
+    async def watch(self, prefix: str, within_s: float) -> AsyncGenerator[None, None]:
+        """See `Store.watch`. A stream that is silent for so long is replaced: its server may be gone. It begins with
+        what comes next, so it never needs what etcd has compacted.
+        """
+        timeout = httpx.Timeout(ANSWER_S, connect=CONNECT_S, read=within_s)
+        while True:
+            body = json.dumps({"create_request": self._range(prefix)})
+            headers = await self._headers()
+            try:
+                url = f"{self._urls[0]}/v3/watch"
+                async with self._client.stream("POST", url, content=body, headers=headers, timeout=timeout) as answer:
+                    async for line in answer.aiter_lines():
+                        said = json.loads(line)
+                        if answer.status_code != httpx.codes.OK or "error" in said or said["result"].get("canceled"):
+                            self._token = None
+                            raise DirectoryAway(f"{self.shown} ends a watch: {line[:200]}")
+                        yield
+            except httpx.ReadTimeout:
+                continue
+            except (httpx.HTTPError, ValueError, LookupError) as error:
+                self._give_way(self._urls[0])
+                raise DirectoryAway(f"{self.shown} does not answer: {_reason(error)}") from error
+
+    async def close(self) -> None:
+        """See `Store.close`."""
+        await self._client.aclose()
+
+    async def _ask(self, path: str, body: Mapping[str, Any], *, with_login: bool = True) -> dict[str, Any]:
+        """The answer; that of a lease that has run out has its `code`. Raises `DirectoryAway`.
+
+        It goes to one server after the other. So what changes a value may be done twice, but to the same value: the
+        caller of a `swap` looks again.
+        """
+        failure, urls = "no server", list(self._urls)
+        while urls:
+            url, had_token = urls.pop(0), self._token is not None
+            headers = await self._headers() if with_login else {}
+            try:
+                answer = await self._client.post(f"{url}/v3/{path}", json=body, headers=headers)
+                said: dict[str, Any] = answer.json()
+            except (httpx.HTTPError, ValueError) as error:
+                failure = _reason(error)
+                self._give_way(url)
+                continue
+            code = said.get("code")
+            if answer.is_success or code == NOT_FOUND:
+                return said
+            failure = str(said.get("message") or said.get("error"))
+            if code == UNAUTHENTICATED and had_token:  # a restart of the server ends tokens
+                self._token = None
+                urls.insert(0, url)
+            else:
+                self._give_way(url)
+        raise DirectoryAway(f"{self.shown} does not answer: {failure}")
+
+    async def _headers(self) -> dict[str, str]:
+        """Those that say who asks. Raises `DirectoryAway`."""
+        if self._login is None:
+            return {}
+        if self._token is None:
+            said = await self._ask("auth/authenticate", self._login, with_login=False)
+            self._token = str(said.get("token", ""))
+        return {"authorization": self._token}
+
+    def _give_way(self, url: str) -> None:
+        """Ask another server first from now on."""
+        if self._urls[0] == url:
+            self._urls.append(self._urls.pop(0))
+
+    def _key(self, key: str) -> str:
+        return _base64(f"{self._root}{key}")
+
+    def _range(self, prefix: str) -> dict[str, str]:
+        first = f"{self._root}{prefix}".encode()
+        last = first[:-1] + bytes([first[-1] + 1])
+        return {"key": _base64(first), "range_end": _base64(last)}
+
+
+def _base64(text: str | bytes) -> str:
+    return base64.b64encode(text.encode() if isinstance(text, str) else text).decode()
+
+
+def _text(encoded: str) -> str:
+    return base64.b64decode(encoded).decode()
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _url(scheme: str, host: str) -> str:
+    """Raises `FieldOutOfRange`."""
+    try:
+        parts = urlsplit(f"{scheme}://{host}")
+        if parts.hostname and parts.port:
+            return f"{scheme}://{host}"
+    except ValueError:
+        pass
+    raise _refusal(f"{host[:100]!r} is no server of etcd: it needs HOST:PORT, such as 10.0.0.5:2379")
+
+
+def _tls(parts: SplitResult) -> ssl.SSLContext | bool:
+    """Raises `FieldOutOfRange`."""
+    files = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    if unknown := sorted(files.keys() - set(FILES)):
+        raise _refusal(f"{unknown[0]!r} is none of {', '.join(FILES)}, the files for TLS")
+    if parts.scheme == "etcd":
+        if files:
+            raise _refusal("files for TLS need etcds://")
+        return False
+    try:
+        context = ssl.create_default_context(cafile=files.get("ca"))
+        if "cert" in files:
+            context.load_cert_chain(files["cert"], files.get("key"))
+    except (OSError, ssl.SSLError) as error:
+        raise _refusal(f"the files for TLS cannot be used: {error}") from error
+    return context
+
+
+def _refusal(problem: str) -> FieldOutOfRange:
+    return FieldOutOfRange(f"cluster: {problem}", param="cluster")

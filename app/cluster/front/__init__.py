@@ -1,1 +1,0 @@
-"""The front door: finds the replica that a request is for, and pipes both ways without reading what passes."""

@@ -1,1 +1,0 @@
-"""Answers about the whole cluster, each made of those of all replicas."""

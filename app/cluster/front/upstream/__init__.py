@@ -1,1 +1,0 @@
-"""Connections to replicas: what is asked over them, where an answer ends, which are open and carry nothing."""

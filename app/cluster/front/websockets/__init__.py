@@ -1,1 +1,0 @@
-"""WebSockets through the front door."""

@@ -1,0 +1,349 @@
+"""One replica among those of its cluster: it says that it is there, sees the others, and knows where things are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing, suppress
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+import msgspec
+from msgspec.structs import replace
+
+from app.cluster.claims import Member, Record, Roster, claim, decode, encode
+from app.cluster.load import Load
+from app.cluster.store import FLEET, JOURNAL, MEMBER, PLACE, TOMB, Store, open_store
+from app.domain.errors import DirectoryAway, Fenced, WrongState
+from app.journal.journal import Journal
+from app.machine.memory import boot_time, machine_id
+from app.settings import Settings
+from app.settings.settings import CLUSTER_LEASE_S
+
+logger = logging.getLogger(__name__)
+
+LEASE_S = 6.0
+"""How long a replica counts as there that says nothing."""
+FENCE_S = CLUSTER_LEASE_S
+"""A process that has slept for as long asks the store before it answers for its sessions again."""
+SAY_S = 1.0
+"""Between two renewals."""
+LOOK_S, LONGEST_LOOK_S = 0.2, 2.0
+"""Between two looks at the others, at least and at most."""
+DAY_S = 24 * 3600.0
+FORGET_DAYS = 31
+"""A place that nobody has used for longer is forgotten: a session closes after 30 days without a turn."""
+PAGE = 1000
+"""Places that are read at once."""
+
+
+def session_key(session_id: str) -> str:
+    """Of a session that is not where its id says."""
+    return f"session {session_id}"
+
+
+def response_key(response_id: str) -> str:
+    """Of a response that is not where its id says."""
+    return f"response {response_id}"
+
+
+def name_key(owner: str | None, name: str) -> str:
+    """Of the session that the owner's calls name by `X-Session-ID`."""
+    return f"name {owner or ''} {name}"
+
+
+def _day() -> int:
+    """Of the calendar, since 1970."""
+    return int(time.time() // DAY_S)
+
+
+def _place(text: str) -> tuple[str, int]:
+    """The replica, and the day of the last use."""
+    replica, _, day = text.partition(" ")
+    return replica, int(day)
+
+
+class Membership:
+    """This replica among those of its cluster: `async with` it to be one of them. Used on one event loop."""
+
+    def __init__(
+        self, store: Store, me: Member, record: Record, *, may_serve: Callable[[], bool] = lambda: True
+    ) -> None:
+        """`record` is what `claim` has put into the store. While it may not serve, as its folder's lease has run out,
+        the replica does not say that it is there.
+        """
+        self.name = me.name
+        self.members: Mapping[str, Member] = MappingProxyType({})
+        """Those that are there, by name, this one among them. While the store is away: as it was last."""
+        self.known: frozenset[str] = frozenset({me.name})
+        """All that may have sessions, there or not."""
+        self.is_away = False
+        """Whether the store does not answer."""
+        self.is_lost = False
+        """Whether the name belongs to another start or journal: this process must end."""
+        self.held: Callable[[], Iterable[str]] = lambda: ()
+        """Keys of all that is here and that ids do not tell: the store must know them, whatever it loses."""
+        self._store = store
+        self._me = me
+        self._record, self._text = record, encode(record)
+        self._may_serve = may_serve
+        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._lacks_places = asyncio.Event()
+        self._recording = asyncio.Lock()
+        self._sure_at = boot_time()
+        """When nobody else could have the name, at the last look that has an answer."""
+        self._back_at = -LEASE_S
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        """Be there from now on."""
+        self._sure_at = boot_time()
+        self._tasks = [asyncio.create_task(self._for_ever(step)) for step in (self._keep, self._follow, self._tend)]
+        with suppress(TimeoutError):  # a store that is away is no reason not to serve
+            async with asyncio.timeout(LEASE_S):
+                while self.name not in self.members and not self.is_lost:
+                    await self.changed()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Be gone."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
+        with suppress(DirectoryAway):
+            await self._store.take_back(f"{MEMBER}{self.name}")
+
+    @classmethod
+    def join(cls, settings: Settings, journal: Journal, moves: int) -> Self:
+        """Claim the name of the settings for the journal, which is loaded and not started, and has seen so many changes
+        of homes. Call outside of an event loop. Raises what `claim` and `open_store` raise.
+        """
+        assert settings.cluster is not None
+        assert settings.replica is not None
+        address, name, mine = settings.cluster, settings.replica, journal.begin_start()
+        file = journal.path.stat()
+        record = Record(journal=mine.uuid, start=mine.starts, attempt=mine.attempt, moves=moves, file=file.st_ino)
+        place = f"{machine_id()} {file.st_dev}:{file.st_ino}" if machine_id() else ""
+
+        async def claimed() -> None:
+            store = open_store(address)
+            try:
+                await claim(store, name, record, place)
+            finally:
+                await store.close()
+
+        asyncio.run(claimed())
+        journal.count_start()
+        me = Member(name=name, url=settings.url, journal=mine.uuid, place=place, role=settings.role)
+        lease = journal.lease
+        may_serve = (lambda: True) if lease is None else (lambda: lease.holds)
+        return cls(open_store(address), me, record, may_serve=may_serve)
+
+    async def end(self, start: int | None) -> None:
+        """Say that the server has ended in order, when its journal is closed with the number `start`; None: it is not.
+        Then close the store. If nothing can be said, the next start needs the same file.
+        """
+        with suppress(DirectoryAway):
+            if start is not None and not self.is_lost:
+                await self._note(start=start, ended=True, left=self._me.left)
+        await self._store.close()
+
+    def say(self, *, ready: bool, left: bool, load: Load | None) -> None:
+        """What the replica says of itself from now on. A load goes out at most once a second, the others at once."""
+        before, self._me = self._me, replace(self._me, ready=ready, left=left, load=load)
+        if (ready, left) != (before.ready, before.left):
+            self._news.set()
+
+    def require(self) -> None:
+        """Raise `Fenced` if the name may be another server's: the process has slept for too long to know, or has lost
+        it. A store that is away is no reason: no other server can take the name meanwhile.
+        """
+        if not self.holds:
+            why = "another one has its name" if self.is_lost else "it has slept for too long to know"
+            raise Fenced(f"this server may not be {self.name} of its cluster any more: {why}")
+
+    @property
+    def holds(self) -> bool:
+        """Whether the server may answer for its sessions now, as far as the cluster is asked."""
+        return not self.is_lost and boot_time() - self._sure_at < FENCE_S
+
+    async def changed(self) -> None:
+        """Return when another replica says something, comes or goes, or the store does."""
+        await self._changed.wait()
+
+    async def find(self, key: str) -> str | None:
+        """The replica of that key; None: unknown. Raises `DirectoryAway`, as all of these."""
+        found = await self._read(key)
+        if found is not None and found[1] < _day():
+            await self._store.swap(f"{PLACE}{key}", f"{found[0]} {found[1]}", f"{found[0]} {_day()}")
+        return None if found is None else found[0]
+
+    async def bind(self, key: str, replica: str) -> str:
+        """The replica of that key: `replica` if there was none before."""
+        return await self.swap(key, None, replica)
+
+    async def swap(self, key: str, old: str | None, new: str) -> str:
+        """Have the key at `new` if it is at `old` now, or unknown. Returns where it is then."""
+        before = None
+        while not await self._store.swap(f"{PLACE}{key}", before, f"{new} {_day()}"):
+            found = await self._read(key)
+            if found is not None and found[0] != old:
+                return (await self.find(key)) or found[0]
+            before = None if found is None else f"{found[0]} {found[1]}"
+        return new
+
+    async def put(self, key: str, replica: str) -> None:
+        """Have that replica for the key from now on."""
+        await self._store.write(f"{PLACE}{key}", f"{replica} {_day()}")
+
+    async def _read(self, key: str) -> tuple[str, int] | None:
+        text = await self._store.read(f"{PLACE}{key}")
+        return None if text is None else _place(text)
+
+    async def note_moves(self, seq: int) -> None:
+        """Note how many changes of homes the journal has seen, once that is flushed and before a session leaves: an
+        older copy of the folder is refused from now on. Raises `DirectoryAway`: then no session may leave.
+        """
+        await self._note(moves=seq)
+
+    async def bury(self, journal: str) -> None:
+        """Have no server start with that journal, ever again. Raises `WrongState` if one that lives has it, and
+        `DirectoryAway`.
+        """
+        roster = await Roster.read(self._store)
+        for each in roster.members.values():
+            if each.journal == journal:
+                raise WrongState(f"{each.name} at {each.url} has the journal {journal}, and lives")
+        await self._store.write(f"{TOMB}{journal}", self.name)
+
+    async def is_buried(self, journal: str) -> bool:
+        """Whether that journal has been given up; False while the store is away."""
+        try:
+            return await self._store.read(f"{TOMB}{journal}") is not None
+        except DirectoryAway:
+            return False
+
+    async def _note(self, *, start: int = 0, moves: int = 0, ended: bool = False, left: bool = False) -> None:
+        """Raise the numbers of the record. Raises `DirectoryAway`."""
+        async with self._recording:
+            while True:
+                record = self._record
+                numbers = {"start": max(record.start, start), "moves": max(record.moves, moves)}
+                after = replace(record, ended=ended, left=left, **numbers)
+                if after == record:
+                    return
+                if await self._store.swap(f"{JOURNAL}{self.name}", self._text, encode(after)):
+                    self._record, self._text = after, encode(after)
+                    return
+                text = await self._store.read(f"{JOURNAL}{self.name}")
+                found = None if text is None else decode(Record, text)
+                if text is None or found is None or found.attempt != record.attempt:
+                    raise DirectoryAway(f"the cluster's store has no record of {self.name} any more")
+                self._record, self._text = found, text  # an attempt whose answer was lost, or an operator's word
+
+    async def _for_ever(self, step: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await step()
+            except (DirectoryAway, TimeoutError) as error:
+                if not self.is_away:
+                    self.is_away = True
+                    logger.warning("%s: known sessions go on, new names wait", error or "the cluster's store is silent")
+                    self._tell()
+            except Exception:
+                logger.exception("the cluster's store gave what was not expected")
+            await asyncio.sleep(LOOK_S)
+
+    async def _keep(self) -> None:
+        """Renew the lease, and say what there is to say."""
+        self._news.clear()
+        began = boot_time()
+        try:
+            await self._say()
+        except DirectoryAway:
+            self._sure_at = began  # for others too: none can take the name
+            raise
+        if not self.is_lost:
+            self._sure_at = began
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SAY_S):
+                await self._news.wait()
+
+    async def _say(self) -> None:
+        key = f"{MEMBER}{self.name}"
+        if self.is_lost or not self._may_serve():
+            await self._store.take_back(key)
+        elif not await self._store.lend(key, msgspec.json.encode(self._me).decode(), LEASE_S):
+            await self._look()  # another server may have had the name meanwhile
+
+    async def _follow(self) -> None:
+        """Look at the others whenever anything changes."""
+        async with aclosing(self._store.watch(FLEET, LONGEST_LOOK_S)) as looks:
+            async for _ in looks:
+                await self._look()
+                await asyncio.sleep(LOOK_S)
+
+    async def _tend(self) -> None:
+        """Each day, or when the store has lost all: have it know what is here, and forget what nobody has used."""
+        self._lacks_places.clear()
+        for key in list(self.held()):
+            if (other := await self.bind(key, self.name)) != self.name:
+                logger.error("a name of a session here is bound to %s", other)
+        after, last = PLACE, _day() - FORGET_DAYS
+        while page := await self._store.read_all(PLACE, after, PAGE):
+            after = max(page)
+            for key, text in page.items():
+                if _place(text)[1] < last:
+                    await self._store.swap(key, text, None)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DAY_S):
+                await self._lacks_places.wait()
+
+    async def _look(self) -> None:
+        roster = await Roster.read(self._store)
+        found = roster.records.get(self.name)
+        if self._record.journal in roster.tombs or (found is not None and found.attempt != self._record.attempt):
+            self._lose()
+        elif found is None:
+            await self._record_anew()
+        elif found.ended and not self._recording.locked():  # an operator took this server to be dead
+            self._record, self._text = found, roster.texts[self.name]
+            await self._note()
+        now, was_away = time.monotonic(), self.is_away
+        if was_away:
+            self.is_away, self._back_at = False, now
+            logger.warning("the cluster's store answers again")
+        # Others have not renewed their leases either while it was away: they are given the time to come back.
+        before, members = self.members, roster.members
+        if now < self._back_at + LEASE_S:
+            members = {**before, **members}
+        away_for_good = {name for name, record in roster.records.items() if record.ended and record.left}
+        known = (roster.records.keys() | members.keys() | {self.name}) - (away_for_good - members.keys())
+        if was_away or members != before or known != self.known:
+            self.members, self.known = MappingProxyType(dict(members)), frozenset(known)
+            self._tell()
+
+    async def _record_anew(self) -> None:
+        """Write what a store that has lost everything must know of this replica."""
+        async with self._recording:
+            self._text = encode(self._record)
+            if not await self._store.swap(f"{JOURNAL}{self.name}", None, self._text):
+                return  # the next look finds out who was first
+        logger.warning("the cluster's store had lost what it knew of %s, and gets it again", self.name)
+        self._lacks_places.set()
+
+    def _lose(self) -> None:
+        if not self.is_lost:
+            self.is_lost = True
+            logger.critical("another server has the name %s, or its journal has been given up", self.name)
+            self._news.set()
+            self._tell()
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

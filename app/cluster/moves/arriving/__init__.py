@@ -1,1 +1,0 @@
-"""Sessions that come from other servers."""

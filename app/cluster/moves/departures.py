@@ -1,0 +1,334 @@
+"""Sessions that go to other servers: offered, sent, let go once the new home has them, or asked after."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from app.cluster.fleet import Fleet, Replica
+from app.cluster.membership import Membership
+from app.cluster.moves.bindings import Bindings
+from app.cluster.moves.calls import PeerCalls, give
+from app.cluster.moves.wire import ABORT, COMMIT, FORMAT, SETTLE, Answer, Model, Offer, Question, Step
+from app.domain.errors import (
+    AlreadyThere,
+    DirectoryAway,
+    DjinnError,
+    EngineError,
+    FieldOutOfRange,
+    JournalUnavailable,
+    Moved,
+    MoveUnsettled,
+    NotDurable,
+    NotFound,
+    PeerAway,
+    PeerMismatch,
+    PeerStranger,
+    TooLarge,
+    UnknownReplica,
+    WrongState,
+)
+from app.domain.homes import HomeState, MoveReason, Taken
+from app.domain.values import SessionId, SessionState
+from app.exports.snapshot import has_room, take_snapshot
+from app.messages import SendKV, SentKV
+from app.sessions.keeper import record_of
+from app.sessions.registry import SessionRegistry
+from app.sessions.session import Session
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE = 4
+"""Sessions that are sent at the same time; others wait for their turn."""
+ALONE_S, LOOK_S = 1.0, 0.005
+"""How long requests for a session may still take that were there before its move, and between two looks."""
+ASK_S = (0.2, 1.0, 2.0, 5.0)
+"""Between two questions after a session that may have been taken. The last repeats itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A session that has moved."""
+
+    session: SessionId
+    peer: Replica
+    sent: SentKV
+    seconds: float
+
+
+class Departures:
+    """Used on the event loop only."""
+
+    def __init__(
+        self,
+        registry: SessionRegistry,
+        fleet: Fleet,
+        calls: PeerCalls,
+        bindings: Bindings,
+        membership: Membership,
+    ) -> None:
+        self._registry = registry
+        self._keeper = registry.keeper
+        self._homes = registry.keeper.homes
+        self._here = fleet.here
+        self._peers = fleet
+        self._calls = calls
+        self._bindings = bindings
+        self._membership = membership
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._under_way = set[asyncio.Task[Any]]()
+
+    def require_home(self, session: SessionId, owner: str | None, or_any: bool) -> None:
+        """Raise `Moved` if the session has gone to another server, and the caller may know it."""
+        home = self._homes.of(session)
+        if home is None or home.state is not HomeState.GONE or not (or_any or home.owner == owner):
+            return
+        peer = self._peers.find(home.peer)
+        where = home.peer if peer is None else f"{home.peer} {peer.url}"
+        raise Moved(f"session {session} is on server {where}: ask there", home=where)
+
+    async def move(self, session: Session, name: str, reason: MoveReason = MoveReason.OPERATOR) -> Departure:
+        """Have the session move to the server of that name; a caller who leaves stops nothing.
+
+        Raises `UnknownReplica`, `AlreadyThere`, `WrongState`, `TooLarge`, `PeerAway`, `PeerFull`, `PeerMismatch`,
+        `PeerStranger`, `NameTaken`, `JournalUnavailable`, `EngineError`: then the session is here as before. Raises
+        `MoveUnsettled` if it may be here or there: that is found out by asking.
+        """
+        peer = self._peers.find(name)
+        if name == self._here:
+            raise AlreadyThere(f"this is {name}, where session {session.id} is already")
+        if peer is None:
+            raise UnknownReplica(f"replica: no server of the cluster is called {name[:40]!r}", param="replica")
+        if reason is not MoveReason.DRAIN:
+            self._registry.table.require_no_drain()
+        _require_movable(session)
+        session.leaving = True
+        self._registry.pauses.hold(session)
+        return await asyncio.shield(self._start(self._move(session, peer, reason)))
+
+    async def settle(self, session_id: SessionId, dead: str) -> Session:
+        """Keep a session that was leaving: the server that it went to, whose journal has the UUID `dead`, will never
+        say whether it has it. From now on no server may use that journal, so other sessions that left for it stay too.
+
+        Raises `NotFound`, `Moved`; `WrongState` if the session is not leaving; `FieldOutOfRange` if it left for another
+        journal; `DirectoryAway`: then it is as it was.
+        """
+        session = self._registry.table.find(session_id)
+        if session is None:
+            self.require_home(session_id, None, True)
+            raise NotFound(f"no session {session_id[:100]}", param="session_id")
+        home = self._homes.of(session_id)
+        if home is None or home.state is not HomeState.LEAVING or not session.leaving:
+            raise WrongState(f"session {session_id} is not locked in a move: it is served here")
+        if home.peer_journal not in ("", dead):
+            raise FieldOutOfRange(
+                f"peer_is_dead: session {session_id} left for {home.peer} with the journal {home.peer_journal}, not "
+                f"for {dead[:40]!r}",
+                param="peer_is_dead",
+            )
+        await self._membership.bury(dead)
+        if self._homes.of(session_id) == home:
+            logger.warning("an operator says that %s is dead: a session stays", home.peer, extra=_about(session))
+            self._stay(session)
+            await self._keeper.settled(session)
+        return session
+
+    def settle_all(self) -> None:
+        """Ask after the sessions that were leaving when the server ended."""
+        for session in self._registry.table:
+            if session.leaving:
+                self._start(self._settle(session))
+
+    async def close(self) -> None:
+        """Stop what is under way; the journal knows how it stands."""
+        for task in list(self._under_way):
+            task.cancel()
+        if self._under_way:
+            await asyncio.wait(self._under_way)
+        await self._calls.close()
+
+    def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may have left
+        return task
+
+    async def _move(self, session: Session, peer: Replica, why: MoveReason) -> Departure:
+        async with self._at_once:
+            began, token = time.perf_counter(), secrets.token_hex(16)
+            try:
+                await _alone(session, 1 if why is MoveReason.OPERATOR else 0)
+                sent, word = await self._send(session, peer, token)
+            except BaseException as error:
+                reason = await self._reason(peer, token, error)
+                self._stay(session)
+                raise reason from error
+            await self._commit(session, peer, Step(token, word))
+        seconds = time.perf_counter() - began
+        self._registry.metrics.moved.labels(why.value).inc()
+        logger.info("a session has gone to %s in %.3f s", peer.name, seconds, extra={"session": session.id})
+        return Departure(session.id, peer, sent, seconds)
+
+    async def _send(self, session: Session, peer: Replica, token: str) -> tuple[SentKV, str]:
+        """Bring the session to the other server, which does not have it before it is told so, and write down that it
+        leaves. Returns the other server's word too.
+        """
+        offer = await self._offer(session, token)
+        connection, count, word, journal = await self._calls.offer(peer, offer)
+        executor = self._registry.executor
+        number = give(executor, connection)
+        sending = asyncio.ensure_future(executor.call(lambda ticket: SendKV(ticket, session.id, number)))
+        try:
+            # Beside the bytes, not after them: it takes a flush of the disk.
+            leaving = self._homes.leave(session.id, session.owner, peer.name, count, session.bound_as, journal)
+            self._keeper.note(session, leaving)
+            await self._keeper.settled(session)
+            await self._membership.note_moves(self._homes.seq)
+        except NotDurable as error:
+            sending.cancel()
+            raise JournalUnavailable(f"the session has not moved: {error.reason}") from error
+        except DirectoryAway:
+            sending.cancel()
+            raise
+        sent: SentKV = await sending
+        if session.state is SessionState.CLOSED:
+            raise WrongState(f"session {session.id} has been closed meanwhile")
+        return sent, word
+
+    async def _offer(self, session: Session, token: str) -> Offer:
+        history, pause = session.history, session.pause
+        snapshot, turn, place = await take_snapshot(self._registry, session)
+        about = await asyncio.to_thread(snapshot.to_json)
+        if not await asyncio.to_thread(has_room, about.encode(), len(history)):
+            raise TooLarge("the session's metadata, breakpoints, edits and paused turn are too large to move")
+        return Offer(
+            format=FORMAT,
+            token=token,
+            source=self._here,
+            epoch=self._homes.epoch(session.id) + 1,
+            model=Model.of(self._registry.executor.engine.info),
+            record=record_of(session),
+            history=history.tobytes(),
+            before=None if place is None else place.before.tobytes(),
+            uncounted=session.uncounted,
+            returns_at=session.returns_at,
+            pause_expires_at=None if pause is None else pause.expires_at,
+            label=about,
+            binding=await self._bindings.export(session),
+            cached_tokens=0 if turn is None else turn.cached_tokens,
+            tokens_recomputed=0 if turn is None else turn.tokens_recomputed,
+        )
+
+    async def _reason(self, peer: Replica, token: str, error: BaseException) -> BaseException:
+        """Why the session could not be sent. The other server gives up what has come, and may know better."""
+        if not isinstance(error, DjinnError) or isinstance(error, PeerAway | PeerStranger):
+            return error
+        try:
+            answer = await self._calls.ask(peer, ABORT, Step(token))
+        except DjinnError as away:
+            return away if isinstance(error, EngineError) else error
+        return answer.error or error if isinstance(error, EngineError) else error
+
+    async def _commit(self, session: Session, peer: Replica, step: Step) -> None:
+        """Let the other server take the session. From here on only its word counts."""
+        try:
+            answer = await self._calls.ask(peer, COMMIT, step)
+        except Exception as error:
+            logger.warning("%s has not said whether it has a session: it is asked", peer.name, extra=_about(session))
+            self._start(self._settle(session))
+            raise MoveUnsettled(
+                f"session {session.id} may be on {peer.name} or here, and neither answers until {peer.name} says "
+                f"which: {error}"
+            ) from error
+        self._follow(session, answer)
+        if answer.taken is not Taken.YES:
+            raise answer.error or PeerMismatch(f"{peer.name} has not taken the session")
+
+    def _follow(self, session: Session, answer: Answer) -> None:
+        """Let the session go, or keep it."""
+        if answer.taken is Taken.YES:
+            if session.state is not SessionState.CLOSED:
+                gone = self._bindings.let_go(session)
+                self._registry.depart(session, self._homes.go(session.id, gone), gone)
+        else:
+            self._stay(session)
+
+    def _stay(self, session: Session) -> None:
+        home = self._homes.of(session.id)
+        session.leaving = False
+        if session.state is SessionState.CLOSED:
+            return
+        if home is not None and home.state is HomeState.LEAVING:
+            self._keeper.note(session, self._homes.stay(session.id))
+        self._registry.pauses.go_on(session)
+
+    async def _settle(self, session: Session) -> None:
+        """Ask until it is known who has the session."""
+        waits = iter(ASK_S)
+        wait_s = next(waits)
+        while (home := self._homes.of(session.id)) is not None and home.state is HomeState.LEAVING:
+            if session.state is SessionState.CLOSED:
+                return
+            await asyncio.sleep(wait_s)
+            wait_s = next(waits, ASK_S[-1])
+            if await self._is_buried(home.peer_journal):
+                logger.warning("%s is dead: a session that was leaving stays", home.peer, extra=_about(session))
+                self._stay(session)
+                return
+            peer = self._peers.find(home.peer)
+            if peer is None:
+                logger.error("a session may be on %s, which is no peer any more", home.peer, extra=_about(session))
+                continue
+            try:
+                question = Question(session.id, home.epoch, home.peer_seq, home.peer_journal)
+                answer = await self._calls.ask(peer, SETTLE, question)
+            except Exception as error:
+                logger.warning(
+                    "%s, whose journal is %s, did not say whether it has a session: %s",
+                    peer.name,
+                    home.peer_journal,
+                    error,
+                    extra=_about(session),
+                )
+                continue
+            if answer.taken is Taken.FORGOTTEN:
+                logger.error("%s has forgotten whether it has had a session", peer.name, extra=_about(session))
+                continue
+            logger.info("%s says of a session that leaves: %s", peer.name, answer.taken, extra=_about(session))
+            self._follow(session, answer)
+
+    async def _is_buried(self, journal: str) -> bool:
+        """Whether an operator has said that no server may use the journal any more. While the store is away: no."""
+        with contextlib.suppress(DirectoryAway):
+            return bool(journal) and await self._membership.is_buried(journal)
+        return False
+
+
+def _require_movable(session: Session) -> None:
+    session.require(SessionState.IDLE, SessionState.PAUSED, to="move")
+    if session.ephemeral:
+        raise WrongState(f"cannot move: session {session.id} lives for one call only")
+
+
+async def _alone(session: Session, own: int) -> None:
+    """Wait until no request needs the session but the `own` ones, which have it moved: one that has been answered has
+    its end a moment later. Raises `WrongState` if others go on.
+    """
+    for _ in range(round(ALONE_S / LOOK_S)):
+        if session.requests <= own:
+            break
+        await asyncio.sleep(LOOK_S)
+    else:
+        others = session.requests - own
+        raise WrongState(f"cannot move: {others} other requests for session {session.id} are under way")
+
+
+def _about(session: Session) -> dict[str, object]:
+    return {"session": session.id}

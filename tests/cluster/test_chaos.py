@@ -1,0 +1,137 @@
+"""Whatever ends, hangs, vanishes or comes back: no turn is wrong or lost, no name has two sessions, no wait is long."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.cluster.chaos import AUTHORIZATION, OWN_ENGINE, Agent, Cluster, Load, Network
+from tests.cluster.pair import MODEL, named
+from tests.orderly import serve_thread
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("chaos")]
+AWAY_S = 8.0
+"""More than the lease of a replica."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    network = Network()
+    with network.there(), Cluster(tmp_path_factory.mktemp("chaos"), network).running() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def twin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    with serve_thread(tmp_path_factory.mktemp("twin") / "state") as (_, http):
+        yield http
+
+
+@pytest.fixture
+def load(cluster: Cluster, twin: httpx.Client) -> Iterator[Load]:
+    with Load(twin) as found:
+        yield found
+
+
+def ready(cluster: Cluster, node: int) -> bool:
+    try:
+        return httpx.get(f"{cluster.url(node)}/ready", timeout=2).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def elsewhere(load: Load, node: int) -> list[Agent]:
+    """Agents whose sessions are not there."""
+    return [each for each in load.agents if each.home != node]
+
+
+def test_a_rolling_restart(cluster: Cluster, load: Load) -> None:
+    for node in (0, 1, 2):
+        cluster.end(node)
+        cluster.start(node)
+        load.go_on(1)
+
+
+@pytest.mark.parametrize("what", ["server", "engine"])
+def test_a_server_or_its_engine_stands_still(cluster: Cluster, load: Load, what: str) -> None:
+    with cluster.suspended(what):
+        time.sleep(AWAY_S)
+        load.go_on(2, agents=elsewhere(load, OWN_ENGINE))
+    wait_until(lambda: ready(cluster, OWN_ENGINE))
+
+
+def test_a_node_vanishes(cluster: Cluster, load: Load) -> None:
+    with cluster.network.cut(2):
+        time.sleep(AWAY_S)
+        load.go_on(2, agents=elsewhere(load, 2))
+    wait_until(lambda: ready(cluster, 2))
+
+
+def test_the_store_dies(cluster: Cluster, load: Load) -> None:
+    """Known sessions go on. A new name waits."""
+    cluster.etcd.kill()
+    time.sleep(AWAY_S)
+    load.go_on(3)
+    refusals = [each.refusals for each in load.agents]
+    new = httpx.post(
+        f"{cluster.url(0)}/v1/completions",
+        json={"model": MODEL, "prompt": [5], "max_tokens": 1},
+        headers={**AUTHORIZATION, "X-Session-ID": "new"},
+    )
+    assert (new.status_code, new.json()["error"]["code"]) == (503, "directory_away")
+    assert not any(refusals), refusals
+    cluster.etcd.start()
+    load.go_on(1)
+
+
+def test_a_door_dies(cluster: Cluster, load: Load) -> None:
+    cluster.kill(0)
+    load.go_on(2, agents=elsewhere(load, 0))
+    cluster.start(0)
+
+
+def test_a_folder_is_empty_or_an_old_copy(cluster: Cluster, load: Load) -> None:
+    folder, old = cluster.folder / "r2", cluster.folder / "old"
+    cluster.end(2)
+    shutil.copytree(folder, old)
+    cluster.start(2)
+    load.go_on(1)
+    cluster.end(2)
+    for wrong in (cluster.folder / "empty", old):
+        with pytest.raises(RuntimeError, match="djinn cluster forget r2"):
+            cluster.start(2, folder=wrong)
+    load.go_on(2)
+    cluster.start(2)
+
+
+def test_a_replica_comes_and_goes(cluster: Cluster, load: Load) -> None:
+    cluster.start(3)
+    path, headers = f"{cluster.url(0)}/v1/sessions/{load.agents[0].session}/move", AUTHORIZATION
+    wait_until(lambda: httpx.post(path, json={"replica": "r3"}, headers=headers, timeout=15).status_code == 200)
+    load.go_on(2)
+    cluster.end(3)
+    load.go_on(2)
+
+
+def test_doors_agree_on_new_names(cluster: Cluster, twin: httpx.Client) -> None:
+    """Twice at the same time, through two of them."""
+    asked = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 2, "temperature": 0}
+
+    def call(number: int) -> str:
+        headers = {**AUTHORIZATION, "X-Session-ID": f"at once {number // 2}"}
+        while True:
+            answer = httpx.post(f"{cluster.url(number % 3)}/v1/completions", json=asked, headers=headers, timeout=15)
+            if answer.status_code == 200:
+                return answer.headers["X-Session-ID"]
+            assert answer.status_code in (409, 503), answer.text
+
+    with ThreadPoolExecutor(8) as pool:
+        sessions = list(pool.map(call, range(40)))
+    with httpx.Client(base_url=cluster.url(0), headers=AUTHORIZATION) as http:
+        for number in range(20):
+            (found,) = named(http, f"at once {number}")
+            assert {found} == set(sessions[2 * number : 2 * number + 2])

@@ -1,0 +1,113 @@
+"""Folders that are empty, old, copied or given up: no server serves what another one has."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.cli import main
+from app.cluster import claims
+from app.domain.errors import FieldOutOfRange
+from tests.cluster.etcd import Etcd
+from tests.cluster.pair import Chat, Pair, free_port, named, pair, sdk, used_session
+from tests.durability.restarting import generate
+
+
+@pytest.fixture(params=["folder", "etcd"])
+def both(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    """Two servers, on each kind of store."""
+    monkeypatch.setattr(claims, "PATIENCE_S", 0.0)  # what lives, lives
+    etcd: Etcd | None = request.getfixturevalue("etcd") if request.param == "etcd" else None
+    store = None if etcd is None else f"{etcd.url}/{tmp_path.name}"
+    with pair(tmp_path, store=store) as found:
+        yield found
+
+
+def refused(both: Pair) -> str:
+    """Why `a` cannot start. It would listen elsewhere: another one may be at its port."""
+    with pytest.raises((FieldOutOfRange, RuntimeError)) as error:
+        both.start("a", "--port", str(free_port()))
+    return str(error.value)
+
+
+def command(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What a command that operators use says."""
+    main(["cluster", *words])
+    return "".join(capsys.readouterr())
+
+
+def test_an_empty_or_old_folder_is_refused_and_the_right_one_goes_on(both: Pair, tmp_path: Path) -> None:
+    moved, stays = used_session(both.a), used_session(both.a)
+    folder, away, old = tmp_path / "a", tmp_path / "away", tmp_path / "old"
+    shutil.copytree(folder, old)
+    both.moved(moved)
+    shutil.copytree(folder, tmp_path / "copy")
+    folder.rename(away)
+    (tmp_path / "copy").rename(folder)
+    assert "not ended in order" in refused(both)  # a copy, beside the living one
+    both.end("a")  # in order
+    assert "older copy" in refused(both)
+    shutil.rmtree(folder)
+    assert "is its volume mounted?" in refused(both)  # an empty one
+    shutil.rmtree(folder)
+    old.rename(folder)
+    assert "older copy" in refused(both)  # of before the move
+    for _ in range(3):
+        assert "older copy" in refused(both)  # whoever restarts it again and again
+    shutil.rmtree(folder)
+    away.rename(folder)
+    both.start("a")
+    assert (both.owners(moved), both.owners(stays)) == (["b"], ["a"])
+    assert generate(both.b, moved, [9])["token_ids"]
+
+
+def test_a_copy_of_a_folder_whose_server_was_killed_needs_an_operators_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a"
+    with pair(tmp_path, as_processes=True) as both:
+        moved, stays = used_session(both.a), used_session(both.a)
+        both.end("a")
+        both.start("a")  # at once: it is known to be dead
+        both.moved(moved)
+        both.end("a")
+        folder.rename(tmp_path / "lost")
+        shutil.copytree(tmp_path / "lost", folder)
+        store = f"folder:{tmp_path}/cluster"
+        assert "not ended in order" in refused(both)
+        assert "a may be started again" in command(capsys, "ended", "a", "--cluster", store)
+        both.start("a")
+        assert (both.owners(moved), both.owners(stays)) == (["b"], ["a"])
+
+
+def test_a_name_is_another_servers_once_the_old_one_is_forgotten(
+    both: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lives, lost = Chat("lives"), Chat("lost")
+    with sdk(both.urls["a"]) as client:
+        for chat in (lives, lost):
+            chat.say(client, "Hello")
+    for chat in (lives, lost):
+        if both.owners(chat.session) == ["b"]:
+            both.moved(chat.session, "b", "a")
+    both.moved(lives.session)
+    store = both.store
+    assert "a lives, at http://" in command(capsys, "forget", "a", "--cluster", store)
+    both.end("a")
+    (tmp_path / "a").rename(tmp_path / "old")
+    assert "djinn cluster forget a" in refused(both)
+    assert "a is forgotten" in command(capsys, "forget", "a", "--cluster", store)
+    both.start("a")
+    with sdk(both.urls["a"]) as client:
+        assert lives.say(client, "How are you?").cached > 0
+        assert named(both.a, "lives") == []
+        assert named(both.b, "lives") == [lives.session]
+        gone = httpx.get(f"{both.urls['b']}/v1/sessions/{lost.session}")
+        assert (gone.status_code, gone.json()["error"]["code"]) == (404, "not_found")
+        assert Chat("lost").say(client, "Hello").cached == 0
+    both.end("a")
+    shutil.rmtree(tmp_path / "a")
+    (tmp_path / "old").rename(tmp_path / "a")
+    assert "was given up by djinn cluster forget" in refused(both)

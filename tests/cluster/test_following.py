@@ -1,0 +1,241 @@
+"""A session that has moved is followed once, and remembered."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from app.cluster.membership import name_key, session_key
+from app.cluster.moves.key import ClusterKey
+from tests.cluster.doors import Door, Known, serving_door, serving_stub, until
+from tests.cluster.pair import KEY, code
+from tests.errors import error_response
+from tests.waiting import wait_until
+
+MOVED = "ses_a_" + "1" * 36
+WANDERER = "ses_a_" + "2" * 36
+OTHER = "ses_a_" + "3" * 36
+LARGE = bytes(3 << 20)
+NOWHERE = "http://127.0.0.1:9"
+TURN = {"token_ids": [1, 2]}
+CALL = {"model": "m", "prompt": "x"}
+
+
+class Stub:
+    """A replica that has handed on some sessions, and says of each request that it came."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.moved: dict[str, str] = {}
+        """Where sessions have gone, as `Djinn-Home` names it."""
+        self.lacks: set[str] = set()
+        self.moving: dict[str, int] = {}
+        """Sessions that are on their way, and how often it says so before it names where they are."""
+        self.refuses: str | None = None
+        """Why it takes nothing new."""
+        self.is_busy = False
+        """Whether it has no time to say what it has."""
+        self.asked = 0
+        self.hangs = self.is_deaf = False
+        """Whether turns have no end, and whether nothing else is answered either."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        await (await self._answer(request))(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        path = request.url.path
+        session = (path.split("/") + [""] * 3)[3]
+        if path == "/health":
+            await until(lambda: not self.is_deaf)
+            return JSONResponse({"status": "ok"})
+        if self.is_busy:
+            return error_response(429, "tenant_limit")
+        if request.query_params.get("name"):
+            return JSONResponse({"data": []})
+        if self.moving.get(session, 0) > 0:
+            self.moving[session] -= 1
+            return error_response(409, "moving", {"Djinn-Not-Done": "moving"})
+        self.asked += 1
+        if self.refuses is not None:
+            return error_response(503, self.refuses, {"Djinn-Not-Done": self.refuses})
+        if home := self.moved.get(session):
+            return error_response(421, "moved", {"Djinn-Home": home})
+        if session in self.lacks:
+            return error_response(404, "not_found")
+        if path.endswith("/generate"):
+            await until(lambda: not self.hangs)
+        found = {"at": self.name, "method": request.method, "bytes": len(await request.body())}
+        return JSONResponse({**found, "replica": "b"})
+
+
+@dataclass(frozen=True)
+class Stubs:
+    a: Stub
+    b: Stub
+    urls: dict[str, str]
+    door: Door
+
+    @property
+    def asked(self) -> tuple[int, int]:
+        return self.a.asked, self.b.asked
+
+    def get(self, session: str) -> httpx.Response:
+        return httpx.get(f"{self.door.url}/v1/sessions/{session}")
+
+    def turn(self, session: str) -> httpx.Response:
+        return httpx.post(f"{self.door.url}/v1/sessions/{session}/generate", json=TURN)
+
+    def call(self, name: str | None = None) -> httpx.Response:
+        headers = {} if name is None else {"X-Session-ID": name}
+        return httpx.post(f"{self.door.url}/v1/completions", json=CALL, headers=headers)
+
+
+@pytest.fixture
+def stubs() -> Iterator[Stubs]:
+    a, b = Stub("a"), Stub("b")
+    with serving_stub(a) as url_a, serving_stub(b) as url_b, serving_door({"a": url_a, "b": url_b}) as door:
+        a.moved = {MOVED: f"b {url_b}", WANDERER: f"b {url_b}"}
+        b.moved = {WANDERER: f"a {url_a}"}
+        yield Stubs(a, b, {"a": url_a, "b": url_b}, door)
+
+
+def test_a_moved_session_is_followed_and_then_found_at_once(stubs: Stubs) -> None:
+    for _ in range(3):
+        assert stubs.turn(MOVED).json() == {"at": "b", "method": "POST", "bytes": 19, "replica": "b"}
+    assert stubs.asked == (1, 3)
+    assert stubs.door.ways(turn="yes") == {"followed": 1, "hop": 2}
+
+
+def test_a_request_waits_for_a_session_that_is_on_its_way(stubs: Stubs) -> None:
+    stubs.a.moving = {MOVED: 3}
+    assert stubs.turn(MOVED).json()["at"] == "b"
+    assert (stubs.a.moving, stubs.asked) == ({MOVED: 0}, (1, 1))
+
+
+@pytest.mark.parametrize("why", ["draining", "stalled"])
+def test_what_is_new_goes_elsewhere_if_a_replica_has_begun_to_drain_or_stall(stubs: Stubs, why: str) -> None:
+    stubs.a.refuses = why
+    assert [stubs.call(name).json()["at"] for name in (None, "mine", "mine", "yours")] == ["b"] * 4
+    assert stubs.b.asked == 4
+    stubs.b.refuses = why
+    answer = stubs.call()
+    assert code(answer) == (503, why)
+
+
+def test_a_session_that_moves_on_and_on_is_not_chased(stubs: Stubs) -> None:
+    answer = stubs.get(WANDERER)
+    assert (code(answer), answer.headers["Retry-After"]) == ((503, "moving_on"), "1")
+    assert stubs.asked == (1, 1)
+    assert stubs.door.ways(turn="no") == {"moving_on": 1}
+
+
+def test_a_session_that_has_moved_twice_is_away_with_the_replica_that_has_it(stubs: Stubs) -> None:
+    """What the one before says of the next is old: the next one says itself that it has handed the session on."""
+    stubs.b.moved = {MOVED: f"c {NOWHERE}"}
+    with serving_door({**stubs.urls, "c": NOWHERE}) as door:
+        for asked in range(1, 4):
+            answer = httpx.post(f"{door.url}/v1/sessions/{MOVED}/generate", json=TURN)
+            assert code(answer) == (503, "replica_away")
+            assert door.ways(turn="yes") == {"away": asked}
+
+
+def test_a_large_body_is_not_kept_for_a_second_replica(stubs: Stubs) -> None:
+    url = f"{stubs.door.url}/v1/sessions/{MOVED}/checkpoint/activation"
+    assert httpx.put(url, content=LARGE).status_code in (200, 503)  # a replica may answer before the whole has come
+    again = httpx.put(url, content=LARGE)
+    assert (again.status_code, again.json()["bytes"]) == (200, len(LARGE))
+
+
+def test_a_session_whose_next_home_has_left_is_found_by_asking_all(stubs: Stubs) -> None:
+    stubs.a.moved = {MOVED: f"gone {NOWHERE}", OTHER: f"gone {NOWHERE}"}
+    stubs.b.lacks = {OTHER}
+    assert stubs.get(MOVED).json()["at"] == "b"
+    assert stubs.get(OTHER).status_code == 421
+
+
+def test_a_name_begins_anew_only_when_all_say_that_nobody_has_it(stubs: Stubs) -> None:
+    known = Known({}, {name_key(None, "mine"): "a"})
+    with serving_door(stubs.urls, known) as door:
+        named = Stubs(stubs.a, stubs.b, stubs.urls, door)
+        stubs.a.moved = {"": f"gone {NOWHERE}"}
+        stubs.b.is_busy = True
+        assert code(named.call("mine")) == (503, "replica_away")
+        stubs.b.is_busy = False
+        wait_until(lambda: named.call("mine").status_code == 200)
+        assert known.places[name_key(None, "mine")] == "b"
+
+
+def test_a_name_whose_replica_is_gone_for_good_begins_anew_at_one_replica(stubs: Stubs) -> None:
+    """Of two doors that find that out at the same time, one chooses where."""
+    known = Known({}, {name_key(None, "mine"): "c"}, known={"a", "b", "c", "d"})
+    with serving_door(stubs.urls, known) as door:
+        named = Stubs(stubs.a, stubs.b, stubs.urls, door)
+        assert code(named.call("mine")) == (503, "replica_away")
+        known.known = {"a", "b", "d"}
+        wait_until(lambda: named.call("mine").status_code == 200)
+        first = named.call("mine").json()["at"]
+        other = Known({}, known.places)
+        with serving_door(stubs.urls, other) as second:
+            assert Stubs(stubs.a, stubs.b, stubs.urls, second).call("mine").json()["at"] == first
+
+
+def test_many_who_look_for_a_lost_session_cost_its_cluster_one_question() -> None:
+    b = Stub("b")
+    b.lacks = {OTHER}
+    with serving_stub(b) as url_b, serving_door({"b": url_b}, Known({}, known={"a", "b", "d"})) as door:
+        with ThreadPoolExecutor(8) as threads:
+            answers = list(threads.map(lambda _: httpx.get(f"{door.url}/v1/sessions/{OTHER}"), range(8)))
+        assert {each.status_code for each in answers} == {503}
+        assert b.asked == 1
+
+
+def test_a_move_that_passed_here_is_known_when_the_home_is_away(stubs: Stubs) -> None:
+    moved = httpx.post(f"{stubs.door.url}/v1/sessions/{OTHER}/move", json={"replica": "b"})
+    assert moved.json()["replica"] == "b"
+    known = Known({}, stubs.door.known.places, known={"a", "b", "d"})
+    assert known.places == {session_key(OTHER): "b"}
+    with serving_door({"b": stubs.urls["b"]}, known) as other:  # it has only the store
+        assert httpx.get(f"{other.url}/v1/sessions/{OTHER}").json()["at"] == "b"
+
+
+def test_what_came_over_a_hop_is_not_sent_on(stubs: Stubs) -> None:
+    """Only a replica can say so: the header proves that."""
+    session = f"{stubs.door.url}/v1/sessions/{OTHER}"
+    proof = ClusterKey(KEY.encode()).sign(b"hop", b"a", b"d")
+    assert httpx.get(session, headers={"Djinn-Hop": f"a {proof}"}).status_code == 404
+    for forged in ("a", f"b {proof}", "a " + "0" * 64, ""):
+        assert code(httpx.get(session, headers={"Djinn-Hop": forged})) == (502, "peer_stranger")
+
+
+def test_only_what_a_replica_had_waits_for_it(stubs: Stubs) -> None:
+    door, stubs.b.lacks = stubs.door, {OTHER}
+    door.known.members.pop("a")
+    assert code(stubs.get(OTHER)) == (503, "replica_away")
+    assert int(stubs.get(OTHER).headers["Retry-After"]) > 0
+    assert [stubs.call(name).json()["at"] for name in (None, "new")] == ["b", "b"]
+    assert door.ways(turn="no") == {"away": 2}
+
+
+@pytest.mark.parametrize("sign", ["its lease has run out", "it does not answer looks"])
+def test_a_request_is_cut_when_its_replica_is_lost(stubs: Stubs, sign: str) -> None:
+    stubs.a.hangs, stubs.b.lacks = True, {OTHER}
+    with ThreadPoolExecutor() as threads:
+        asking = threads.submit(stubs.turn, OTHER)
+        wait_until(lambda: stubs.a.asked == 1)
+        if sign == "its lease has run out":
+            stubs.door.known.members.pop("a")
+        else:
+            stubs.a.is_deaf = True
+        answer = asking.result()
+    assert code(answer) == (502, "replica_lost")
+    assert stubs.door.ways(turn="yes") == {"lost": 1}
+    assert code(stubs.turn(OTHER)) == (503, "replica_away")
+    if stubs.a.is_deaf:
+        stubs.a.hangs = stubs.a.is_deaf = False
+        wait_until(lambda: stubs.turn(OTHER).status_code == 200)

@@ -1,0 +1,291 @@
+"""Lists and streams are those of all replicas, whichever is asked, and say so when one is missing."""
+
+import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from safetensors.numpy import save
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from app.cluster.gather import joined_id, merged_memory, merged_page, split_id
+from app.domain.homes import home_of
+from tests.cluster.doors import Known, serving_door, serving_stub
+from tests.cluster.pair import MODEL, Pair, behind, code, named, pair
+from tests.durability.restarting import generate
+from tests.errors import assert_error, error_response
+from tests.events.streaming import ids, reading
+from tests.waiting import wait_until
+
+KEY = "k" * 32
+
+
+@pytest.fixture(params=["a", "b"])
+def client(servers: Pair, request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
+    """Of the cluster, by one of its servers, which both know each other."""
+    with behind(servers, request.param) as http:
+        wait_until(lambda: "missing" not in http.get("/v1/sessions").json())
+        yield http
+
+
+@pytest.fixture
+def sessions(client: httpx.Client) -> Iterator[list[str]]:
+    """Seven sessions at both replicas, in the order of their ids."""
+    found = sorted(client.post("/v1/sessions", json={}).json()["id"] for _ in range(7))
+    yield found
+    for session in found:
+        client.delete(f"/v1/sessions/{session}")
+
+
+def test_the_list_has_every_session_once_and_in_order(client: httpx.Client, sessions: list[str]) -> None:
+    listed, has_more = list[str](), True
+    while has_more:
+        page = client.get("/v1/sessions", params={"limit": 2, "after": listed[-1:]}).json()
+        listed += [session["id"] for session in page["data"]]
+        has_more = page["has_more"]
+        assert len(page["data"]) == 2 or not has_more
+    assert listed == sorted(set(listed))
+    assert [session for session in listed if session in sessions] == sessions
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=x", "after=nonsense", "state=odd", "what=1"])
+def test_a_list_that_no_replica_gives_is_refused(client: httpx.Client, query: str) -> None:
+    assert client.get(f"/v1/sessions?{query}").status_code == 422
+
+
+def test_models_and_memory_are_those_of_all(client: httpx.Client, servers: Pair) -> None:
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [MODEL]
+    version = {"anthropic-version": "2023-06-01"}
+    listed = client.get("/v1/models?limit=9", headers=version)
+    assert listed.headers["x-djinn-ignored"] == "limit"
+    assert listed.json().keys() == servers.a.get("/v1/models", headers=version).json().keys()
+    parts = [http.get("/v1/memory").json()["data"] for http in servers.clients.values()]
+    whole = client.get("/v1/memory").json()["data"]
+    assert whole["device"]["total_bytes"] == sum(part["device"]["total_bytes"] for part in parts)
+    assert whole["block_tokens"] == parts[0]["block_tokens"]
+
+
+@pytest.mark.parametrize("path", ["/v1/sessions", "/v1/models", "/v1/memory", "/v1/vectors", "/v1/events"])
+def test_a_list_says_who_is_missing(path: str) -> None:
+    """A replica that is away, or has no time, makes no list fail."""
+
+    async def inside(scope: Any, receive: Any, send: Any) -> None:
+        if path == "/v1/events":
+            answer = Response(b'event: snapshot\ndata: {"sessions": [], "has_more": false}\n\n')
+        elif path == "/v1/memory":
+            answer = JSONResponse({"sessions": 1})
+        else:
+            answer = JSONResponse({"data": [], "has_more": False})
+        await answer(scope, receive, send)
+
+    known = Known({}, known={"a", "b", "d"})
+
+    async def busy(scope: Any, receive: Any, send: Any) -> None:
+        await error_response(503, "fenced")(scope, receive, send)
+
+    with serving_stub(busy) as url, serving_door({"b": url}, known, inside) as door:
+        answer = httpx.get(f"{door.url}{path}")
+        assert (answer.status_code, answer.headers["Djinn-Missing"]) == (200, "a,b")
+        assert path == "/v1/events" or answer.json()["missing"] == ["a", "b"]
+
+
+def test_sums_leave_out_what_is_unknown() -> None:
+    moved = {"bytes": 10, "seconds": 2.0, "bytes_per_s": 5.0}
+    never = {"bytes": 0, "seconds": 0.0, "bytes_per_s": None}
+    views = [
+        {"moves": {"out": moved}, "counts": None, "tenants": {"x": {"sessions": 1}}},
+        {"moves": {"out": never, "in": never}, "counts": None, "tenants": {"y": {"sessions": 2}}},
+    ]
+    tenants = {"x": {"sessions": 1}, "y": {"sessions": 2}}
+    assert merged_memory(views) == {"moves": {"out": moved, "in": never}, "counts": None, "tenants": tenants}
+
+
+def test_a_session_that_has_just_moved_is_listed_once() -> None:
+    before = {"id": "ses_a_2", "used_at": 5.0, "state": "idle"}
+    now = {**before, "used_at": 6.0, "state": "running"}
+    other, last = {"id": "ses_a_1", "used_at": 9.0}, {"id": "ses_a_3", "used_at": 1.0}
+    for pages in ([[other, before], [now, last]], [[now, last], [other, before]]):
+        page = merged_page([{"data": each, "has_more": False} for each in pages], 3)
+        assert page == {"data": [other, now, last], "has_more": False}
+
+
+def test_who_may_not_ask_learns_nothing_and_costs_the_others_nothing(tmp_path: Any) -> None:
+    """The key is checked before a body is taken: strangers cannot fill the memory for bodies."""
+    key = {"X-Api-Key": KEY}
+    with pair(tmp_path, start=False) as servers:
+        servers.headers = key
+        for name in ("a", "b"):
+            servers.start(
+                name, "--api-keys", KEY, "--max-bodies-bytes", "1MiB", "--cors-origins", "https://example.org"
+            )
+        before = servers.a.get("/metrics").text
+        url = servers.urls["b"]
+        for path in ("/v1/sessions/ses_a_" + "0" * 36, "/v1/responses/resp_a_" + "0" * 32, "/v1/memory", "/v1/events"):
+            assert httpx.get(f"{url}{path}").status_code == 401
+        declared = {"Content-Length": str(1 << 20), "X-Session-ID": "name"}
+        idle: list[socket.socket] = []
+        try:
+            for number in range(32):
+                connection = socket.create_connection(("127.0.0.1", servers.ports["b"]))
+                idle.append(connection)
+                head = "".join(f"{name}: {value}\r\n" for name, value in {**declared, "Host": "localhost"}.items())
+                connection.sendall(f"POST /v1/responses HTTP/1.1\r\n{head}\r\n{number}".encode())
+            with behind(servers) as http:
+                for page in [{"Origin": "https://example.org"}] * 4:  # at both
+                    answer = http.post("/v1/sessions", json={}, headers=page)
+                    assert answer.status_code == 201
+                    assert answer.headers.get_list("access-control-allow-origin") == [page["Origin"]]
+        finally:
+            for connection in idle:
+                connection.close()
+        lost = 'djinn_cluster_requests_total{turn="no",way="away"}'
+        assert [line for line in before.splitlines() if lost in line] == [f"{lost} 0.0"]
+
+
+def test_the_live_stream_is_that_of_all_and_goes_on_where_it_ended(client: httpx.Client, sessions: list[str]) -> None:
+    seen, has_more = set[str](), True
+    with reading(client) as reader:
+        while has_more:
+            part = reader.next()
+            seen |= ids(part)
+            has_more = part[1]["has_more"]
+        last_id = reader.last_id
+    assert set(sessions) <= seen
+    while (created := client.post("/v1/sessions", json={}).json()["id"])[4] == "a":
+        sessions.append(created)
+    sessions.append(created)
+    with reading(client, last_id) as reader:
+        told: list[tuple[str, Any]] = []
+        while not told or told[-1][1]["session"]["id"] != created:
+            told += reader.until("session", change="opened")
+    assert "snapshot" not in [name for name, _ in told]
+
+
+def test_an_id_of_other_replicas_is_none() -> None:
+    ids = {"b": "00ff-1", "a": "12-34"}
+    assert split_id(joined_id(ids), ["a", "b"]) == ids
+    for names in (["a"], ["a", "b", "c"]):
+        assert split_id(joined_id(ids), names) == {}
+    assert split_id("a=12-34,b=x", ["a", "b"]) == {}
+    assert split_id("", ["a"]) == {}
+
+
+def test_each_session_is_at_the_one_replica_that_its_id_names(
+    client: httpx.Client, sessions: list[str], servers: Pair
+) -> None:
+    assert {home_of(session) for session in sessions} == {"a", "b"}  # new ones go where there is room
+    for session in sessions:
+        generate(client, session, [7, 8], max_tokens=1)
+        views = {name: http.get(f"/v1/sessions/{session}") for name, http in servers.clients.items()}
+        assert [name for name, view in views.items() if view.status_code == 200] == [home_of(session)]
+        assert views[str(home_of(session))].json()["tokens"] == 3
+
+
+@pytest.mark.parametrize("session", ["ses_c_" + "0" * 36, "ses_" + "0" * 36, "nonsense", "%00", "ses_a_" + "0" * 36])
+def test_a_session_that_nobody_has_is_not_found(client: httpx.Client, session: str) -> None:
+    assert code(client.get(f"/v1/sessions/{session}")) == (404, "not_found")
+
+
+def test_without_its_store_ids_still_name_their_owners() -> None:
+    async def replica(scope: Any, receive: Any, send: Any) -> None:
+        await JSONResponse({"at": "a"})(scope, receive, send)
+
+    with serving_stub(replica) as url, serving_door({"a": url}, Known({}, is_away=True)) as door:
+        session, call = "ses_a_" + "0" * 36, f"{door.url}/v1/completions"
+        for headers in ({"X-Session-ID": session}, {"x-session-token": session}, {}):
+            assert httpx.post(call, json={}, headers=headers).json() == {"at": "a"}
+        named = httpx.post(call, json={}, headers={"X-Session-ID": "a name"})
+        assert code(named) == (503, "directory_away")
+        assert int(named.headers["Retry-After"]) > 0
+
+
+def test_what_servers_say_among_each_other_is_not_for_clients(client: httpx.Client) -> None:
+    for path in ("/v1/cluster", "/v1/cluster/sessions", "/v1/%63luster/sessions"):
+        assert_error(client.post(path, content=b"x"), 404, "not_found")
+
+
+def test_a_vector_is_at_every_replica_or_at_none(client: httpx.Client, servers: Pair) -> None:
+    """One that only some have can be deleted too."""
+    width = client.get("/version").json()["hidden_size"]
+    file = save({"vector": np.ones(width, np.float32)})
+
+    def found() -> list[list[str]]:
+        lists = [http.get("/v1/vectors").json()["data"] for http in servers.clients.values()]
+        return [[each["name"] for each in data] for data in lists]
+
+    for http in (client, servers.a, servers.b):
+        http.post("/v1/vectors?name=calm", content=file).raise_for_status()
+        assert http is not client or found() == [["calm"], ["calm"]]
+        assert [each["name"] for each in client.get("/v1/vectors").json()["data"]] == ["calm"]
+        assert client.delete("/v1/vectors/calm").status_code == 204
+        assert found() == [[], []]
+    assert_error(client.delete("/v1/vectors/calm"), 404, "not_found", param="vector")
+
+
+def test_a_vector_that_one_replica_may_still_have_is_not_said_to_be_gone() -> None:
+    async def delete(request: Request) -> Response:
+        return (
+            error_response(503, "not_durable") if request.scope["server"][1] == refusing else Response(status_code=204)
+        )
+
+    async def gone(scope: Any, receive: Any, send: Any) -> None:
+        await Response(status_code=204)(scope, receive, send)
+
+    stub = Starlette(
+        routes=[
+            Route("/v1/vectors/{name}", delete, methods=["DELETE"]),
+        ]
+    )
+    with serving_stub(stub) as a, serving_stub(stub) as b, serving_door({"a": a, "b": b}, inside=gone) as door:
+        for url in (a, b):
+            refusing = httpx.URL(url).port
+            assert code(httpx.delete(f"{door.url}/v1/vectors/calm")) == (503, "not_durable")
+
+
+def test_a_session_that_is_asked_for_again_with_its_key_is_opened_once(client: httpx.Client, servers: Pair) -> None:
+    with behind(servers, "a") as a, behind(servers, "b") as b:
+        opened = {
+            door.post("/v1/sessions", json={}, headers={"Idempotency-Key": f"key {number}"}).json()["id"]
+            for door in (a, b, a)
+            for number in range(8)
+        }
+    assert len(opened) == 8
+    assert {home_of(each) for each in opened} == {"a", "b"}
+    for session in opened:
+        client.delete(f"/v1/sessions/{session}")
+
+
+def test_files_and_batches_of_a_tenant_are_at_one_replica(client: httpx.Client, servers: Pair) -> None:
+    call = {"model": MODEL, "prompt": "x"}
+    line = json.dumps({"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": call})
+    form: dict[str, Any] = {"file": ("in.jsonl", line), "purpose": (None, "batch")}
+    made = client.post("/v1/files", files=form).raise_for_status().json()["id"]
+    batch = {"input_file_id": made, "endpoint": "/v1/completions", "completion_window": "24h"}
+    begun = client.post("/v1/batches", json=batch).raise_for_status().json()["id"]
+    for name in ("a", "b"):
+        with behind(servers, name) as http:
+            assert made in [each["id"] for each in http.get("/v1/files").json()["data"]]
+            assert begun in [each["id"] for each in http.get("/v1/batches").json()["data"]]
+            wait_until(lambda http=http: http.get(f"/v1/batches/{begun}").json()["status"] == "completed")  # type: ignore[misc]
+            assert http.get(f"/v1/files/{made}/content").text == line
+    client.delete(f"/v1/files/{made}").raise_for_status()
+
+
+def test_a_name_that_many_call_at_once_at_both_has_one_session(servers: Pair) -> None:
+    names = [f"at once {number}" for number in range(10)]
+    call = {"model": MODEL, "prompt": "x", "max_tokens": 1}
+    with behind(servers, "a") as a, behind(servers, "b") as b, ThreadPoolExecutor(8) as threads:
+        calls = [(http, name) for name in names for http in (a, b, a, b)]
+        asked = threads.map(
+            lambda each: each[0].post("/v1/completions", json=call, headers={"X-Session-ID": each[1]}), calls
+        )
+        assert {answer.status_code for answer in asked} <= {200, 409}, "a session does one turn after the other"
+    for name in names:
+        assert len(named(servers.a, name) + named(servers.b, name)) == 1
