@@ -235,6 +235,25 @@ def test_a_pause_after_any_layer_changes_no_token_of_any_row(served: Served) -> 
 
 
 @torch.inference_mode()
+def test_a_pass_that_is_cancelled_half_way_up_leaves_the_state_from_before(served: Served, tmp_path: Path) -> None:
+    driver, history, chance = served.make(tmp_path, contexts=8), list[int](), random.Random(12)
+    session = driver.open()
+    talk(served, driver, session, history, prompt(chance, 11))
+    pool, sequence = driver.runner.pool, driver.sequence(session)
+    before = pool.read_states(torch.tensor([sequence.blocks[-pool.state_blocks :]]))
+    for phase in (Phase.READY, Phase.IO_WAIT, Phase.IDLE):
+        driver.arm(session, 1)
+        turn = driver.turn(session, new := prompt(chance, 9), 5)
+        history += new
+        driver.signal(session, phase)
+        assert driver.cancel(turn) == len(history)
+        driver.signal(session, Phase.READY)
+        driver.disarm(session)
+        assert torch.equal(pool.read_states(torch.tensor([sequence.blocks[-pool.state_blocks :]])), before)
+    talk(served, driver, session, history, prompt(chance, 2))
+
+
+@torch.inference_mode()
 def test_a_session_begins_with_nothing_that_others_have_left(served: Served) -> None:
     driver, chance = served.make(contexts=1), random.Random(8)
     for length in (30, 30, 30, 1):

@@ -267,7 +267,7 @@ def _without_drafts(rows: Iterable[Row]) -> list[Row]:
 
 
 class RowStates:
-    """The states of a step's rows, `[rows, bytes]`, in memory of their own until they replace those in the pool.
+    """The states of a step's rows, `[rows, words]`, in memory of their own until they replace those in the pool.
 
     A row that pauses leaves those in the pool as they are. What layers below have left goes with its checkpoint, and
     comes back when the pass goes on.
@@ -277,9 +277,10 @@ class RowStates:
         """`half_states`: what earlier cuts of planned rows that pause have left."""
         self._pool, self._rows, self._put, count = pool, rows, put, pool.state_blocks
         self._blocks = put(np.array([row.sequence.blocks[-count:] for row in rows], np.int64))
-        self._begins = put(np.array([place for place, row in enumerate(rows) if not row.first], np.int64))
+        begins = [place for place, row in enumerate(rows) if not row.first]
+        self._begins = put(np.array(begins, np.int64)) if begins else None
         ended = [place for place, row in enumerate(rows) if not row.path.pauses]
-        self._ended = put(np.array(ended, np.int64)) if ended else None
+        self._ended = place_runs([(place, place + 1) for place in ended], put)
         self._below = dict[int, HostTensor]()
         """By place, of rows that have run some layers already."""
         for place, row in enumerate(rows):
@@ -290,7 +291,7 @@ class RowStates:
                 self._below[place] = below
         self._members: dict[tuple[int, ...], Tensor] = {}
         """Rows of a segment that has not all of them."""
-        self._bytes: Tensor
+        self._words: Tensor
 
     def note_segments(self, segments: Iterable[tuple[int, ...]]) -> None:
         """Take to the device which rows layers run together."""
@@ -299,31 +300,33 @@ class RowStates:
 
     def read(self) -> None:
         """Launch reading them. A row without a past begins with zeros."""
-        self._bytes = self._pool.read_states(self._blocks)
-        self._bytes[self._begins] = 0
+        self._words = self._pool.read_states(self._blocks, in_room=True)
+        if self._begins is not None:
+            self._words[self._begins] = 0
         for place, below in self._below.items():
-            below.load(self._bytes[place : place + 1, : below.shape[1]])
+            below.load(self._words[place : place + 1].view(torch.uint8)[:, : below.shape[1]])
 
     def give(self, rows: tuple[int, ...], batch: Batch) -> Batch:
         """The batch of these rows with their states, which layers change."""
         members = self._members.get(rows)
-        return replace(batch, states=self._bytes if members is None else self._bytes[members])
+        words = self._words if members is None else self._words[members]
+        return replace(batch, states=words.view(torch.uint8))
 
     def take(self, rows: tuple[int, ...], batch: Batch) -> None:
         """Keep the states that layers have left in the batch of these rows."""
         members = self._members.get(rows)
         if members is not None and batch.states is not None:
-            self._bytes[members] = batch.states
+            self._words[members] = batch.states.view(self._words.dtype)
 
     def below(self, place: int, boundary: int) -> Tensor | None:
         """A copy of what layers below the boundary have left of a row, `[1, bytes]`; None: none of them folds."""
         size = self._pool.state_bytes_below[boundary]
-        return self._bytes[place : place + 1, :size].clone() if size else None
+        return self._words[place : place + 1].view(torch.uint8)[:, :size].clone() if size else None
 
     def write(self) -> None:
         """Launch writing those of rows that have run all layers."""
         if self._ended is not None:
-            self._pool.write_states(self._blocks[self._ended], self._bytes[self._ended])
+            self._pool.write_states(self._blocks[self._ended], self._words[self._ended])
 
 
 class Forward:

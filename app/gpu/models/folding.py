@@ -7,9 +7,11 @@ run together. Other rows run one by one: a module knows no rows of several lengt
 
 from __future__ import annotations
 
+import functools
 import inspect
+import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +27,7 @@ _CACHES = ("cache_params", "past_key_values", "state")
 """Parameters by which modules take their cache."""
 _call = threading.local()
 """Of the layer that this thread runs: its `batch`, and its part of the batch's `states`. Modules run as they are
-without one.
+without one. While several tokens of a row run behind others, also what a selective scan begins from, `scanned`.
 """
 
 
@@ -191,7 +193,11 @@ class Fold:
         }
         if not begins:
             cache.states = {key: view.contiguous() for key, view in views.items()}
-        found = self._forward(hidden, **{**kwargs, self._cache_name: cache})
+        _call.scanned = None if begins or hidden.shape[1] == 1 else cache.states.get(("recurrent", 0))
+        try:
+            found = self._forward(hidden, **{**kwargs, self._cache_name: cache})
+        finally:
+            _call.scanned = None
         for key, view in views.items():
             view.copy_(cache.states[key])
         output: Tensor = found[0] if self._is_tuple else found
@@ -220,6 +226,29 @@ class Fold:
         return bool(self._parts)
 
 
+def _scan_from(scan: Callable[..., Any]) -> Callable[..., Any]:
+    """A selective scan of Mamba (Gu and Dao, 2023, equation 2) that goes on from the state of the row that this thread
+    runs: `scan` knows none. What it finds is linear in the state that it begins from, so that is added. `scan` takes
+    inputs and steps `[rows, channels, tokens]`, A `[channels, state size]`, B and C `[rows, state size, tokens]`.
+    """
+
+    @functools.wraps(scan)
+    def run(u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, **options: Any) -> Any:
+        before: Tensor | None = getattr(_call, "scanned", None)
+        if before is None:
+            return scan(u, dt, a, b, c, **options)
+        gate, bias = options.pop("z", None), options.get("delta_bias")
+        found, state = scan(u, dt, a, b, c, **{**options, "return_last_state": True})
+        steps = dt if bias is None else dt + bias.to(dt.dtype)[..., None]
+        steps = F.softplus(steps) if options.get("delta_softplus") else steps
+        left = before[:, :, None] * torch.exp(a[None, :, None] * steps.float().cumsum(-1)[..., None])
+        found = found + torch.einsum("rdtn,rnt->rdt", left, c.to(left.dtype)).to(found.dtype)
+        return found if gate is None else found * F.silu(gate), state + left[:, :, -1].to(state.dtype)
+
+    run.is_ours = True  # type: ignore[attr-defined]
+    return run
+
+
 def settle(folds: Sequence[Fold]) -> list[Fold]:
     """Those of a layer's modules that fold, once the layer has run."""
     found, end = list[Fold](), 0
@@ -239,4 +268,8 @@ def find_folds(layer: nn.Module) -> list[Fold]:
         numbered = hasattr(module, "layer_idx") or hasattr(module, "layer_id")
         if module is not layer and cache_name is not None and numbered:
             found.append(Fold(module, cache_name))
+            source = sys.modules[type(module).__module__]
+            scan = getattr(source, "mamba_selective_scan", None)
+            if scan is not None and not hasattr(scan, "is_ours"):
+                source.mamba_selective_scan = _scan_from(scan)  # type: ignore[attr-defined]
     return found

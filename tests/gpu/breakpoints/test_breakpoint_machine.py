@@ -346,8 +346,13 @@ class HybridBreakpointMachine(TieredBreakpointMachine):
         """Of sessions that rest: their computed tokens, and the state that was seen then."""
 
     def engine(self) -> Engine:
-        sizes = {"blocks": self.DEVICE_BLOCKS, "host_blocks": self.HOST_BLOCKS}
-        engine = self.model().engine(max_step_tokens=7, policy=self.POLICY, kv_dir=Path(self.folder.name), **sizes)
+        engine = self.model().engine(
+            blocks=self.DEVICE_BLOCKS,
+            max_step_tokens=7,
+            host_blocks=self.HOST_BLOCKS,
+            policy=self.POLICY,
+            kv_dir=Path(self.folder.name),
+        )
         engine._scheduler.cache.state_every = 2 * BLOCK
         return engine
 
@@ -366,14 +371,14 @@ class HybridBreakpointMachine(TieredBreakpointMachine):
     @invariant()
     def states_stay_as_they_are_until_a_pass_has_ended(self) -> None:
         """Wherever they go, and if the pass is cancelled half way up."""
-        pool, host = self.driver.runner.pool, self.driver.engine._mover.threaded._host.data
+        pool, host = self.driver.runner.pool, self.driver.mover.threaded._host.data
         for client in self.clients:
             sequence = self.driver.sequence(client.session)
             if client.turn is not None and not client.turn.rests:
                 self.states.pop(client.session, None)
                 continue
             if sequence.blocks:
-                found = pool.read_states(torch.tensor([sequence.blocks[-pool.state_blocks :]]))[0]
+                found = pool.read_states(torch.tensor([sequence.blocks[-pool.state_blocks :]]))[0].view(torch.uint8)
             elif sequence.host_blocks:
                 found = host[sequence.host_blocks[-pool.state_blocks :]].flatten()
             else:

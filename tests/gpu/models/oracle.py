@@ -219,7 +219,7 @@ FOLDING: dict[str, dict[str, Any]] = {
     "falcon_h1, both in a layer": {"model_type": "falcon_h1", **_GQA, **_MAMBA2, "mamba_d_ssm": 96},
     "lfm2": {"model_type": "lfm2", **_GQA, "layer_types": ["conv", "full_attention", "conv"]},
     "minimax": {"model_type": "minimax", **_HYBRID, **_EXPERTS, "block_size": 8},
-    "jamba, token by token": {"model_type": "jamba", **_GQA, **_JAMBA},
+    "jamba": {"model_type": "jamba", **_GQA, **_JAMBA},
     "kimi_linear": {
         "model_type": "kimi_linear",
         **_HYBRID,
