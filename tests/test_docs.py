@@ -121,7 +121,9 @@ def test_every_dependency_is_on_the_page(path: str) -> None:
 def test_the_table_of_models_is_that_of_the_registry() -> None:
     """One row for each family of Djinn's own layers, and one for all others."""
     in_place = {model_type for family in GGUF_FAMILIES.values() for model_type in family.model_types}
-    rows = [("family", "layers", "CPU, GPU", "ring", "TP", "quantized", "GGUF", "tools, reasoning")]
+    rows: list[tuple[str, ...]] = [
+        ("family", "layers", "CPU, GPU", "ring", "TP", "quantized", "GGUF", "tools, reasoning")
+    ]
     rows.append(("---",) * len(rows[0]))
     for kind, family in sorted(_FAMILIES.items()):
         cut = "yes" if family.divided(AutoConfig.for_model(kind)) else "no"

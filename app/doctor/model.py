@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from app.doctor.findings import Finding, error, ok, warning
 from app.domain.errors import DjinnError
+from app.domain.values import WeightsDtype
 from app.gpu.device.hardware import dtype_name
 from app.gpu.models import can_be_streamed
 from app.gpu.models.recipe import Recipe
@@ -22,7 +23,9 @@ def check_model(settings: Settings) -> Finding:
     fetched or converted first, is.
     """
     try:
-        model = resolve(settings.model, cache_dir=settings.cache_dir, weights_dtype=settings.weights_dtype)
+        model = resolve(
+            settings.model, cache_dir=settings.cache_dir, weights_dtype=WeightsDtype(settings.weights_dtype)
+        )
         require_fitting(model)
         load_tokenizer(model)
         quantization, how = getattr(model.config, QUANTIZED, None), "as stored"

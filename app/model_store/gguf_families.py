@@ -154,7 +154,7 @@ class GgufModel:
         return found
 
 
-def config_of(model: GgufModel) -> PretrainedConfig:
+def config_of(model: GgufModel) -> Any:
     """The config that the file's model has in Transformers. Raises ValueError for what is not known here."""
     from transformers import AutoConfig
 

@@ -101,11 +101,13 @@ def choose_products(
 
 def attends_in_bfloat16(model: ResolvedModel, products: MatmulPrecision) -> bool:
     """Whether prompts attend in bfloat16: those of a model whose matrices are all multiplied in it. Its config says in
-    which type a checkpoint has them.
+    which type a checkpoint has them; quantized ones are multiplied in float32.
     """
     if products is not MatmulPrecision.AS_KEPT:
         return products is MatmulPrecision.BFLOAT16
     if model.weights_dtype is WeightsDtype.CHECKPOINT:
+        if getattr(model.config, "quantization_config", None) is not None:
+            return False
         said = getattr(model.config, "dtype", None)  # of a GGUF file a word, or nothing
         return str(said).removeprefix("torch.") == BFLOAT16
     return model.weights_dtype is WeightsDtype.BFLOAT16

@@ -117,9 +117,10 @@ def require_fitting(model: ResolvedModel) -> None:
     quantization, text = getattr(model.config, QUANTIZED, None), model.config.get_text_config()
     if quantization is not None:
         require_known(model.folder, quantization)
+    fields = text.to_dict()  # under the names of config.json: some have attributes of other names too
     numbers = [int(found[1]) for found in map(_EXPERT.search, stored_sizes(model.folder)) if found]
     for name in _EXPERT_COUNTS if numbers else ():
-        said = getattr(text, name, None)
+        said = fields.get(name)
         if isinstance(said, int) and said != max(numbers) + 1:
             raise BrokenModel(
                 f"{model.folder / 'config.json'}: {name} is {said}, and the weights have {max(numbers) + 1} experts",

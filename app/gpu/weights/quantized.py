@@ -19,7 +19,7 @@ Sources, on GitHub: vllm-project/compressed-tensors, casper-hansen/AutoAWQ, Auto
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ _LAYOUTS: dict[str, dict[str, tuple[Any, ...]]] = {
     "mxfp4": {},
 }
 """By method, what its other fields may say. A field that is missing says the first."""
+_Read = Callable[[str, tuple[int, int]], Matrix | None]
+"""Reads a matrix by the name of its module and its shape; None: it is not quantized."""
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in 32 bits each of eight neighbouring columns is."""
 _BLOCK = 128
@@ -77,7 +79,7 @@ class QuantizedFolder(SafetensorsFolder):
         method = require_known(folder, config)
         methods = {"fp8": self._fp8, "compressed-tensors": self._compressed, "awq": self._awq, "gptq": self._gptq}
         self._config = config
-        self._matrix = methods.get(method, lambda base, shape: None)
+        self._matrix: _Read = methods.get(method, lambda base, shape: None)
         self._left = {name for name in self._left if not _UNUSED.search(name)}
 
     def dense(self) -> dict[str, Tensor]:
@@ -100,7 +102,7 @@ class QuantizedFolder(SafetensorsFolder):
             case "qweight":
                 return shape[1], shape[0] * 32 // int(self._config.get("bits", 4))
             case "weight_packed" if f"{base}.weight_shape" in self._file_of:
-                return tuple(self._read(f"{base}.weight_shape").tolist())
+                return tuple(int(length) for length in self._read(f"{base}.weight_shape"))
             case "weight_packed":
                 return shape[0], 2 * shape[1]
         if stored.endswith("_blocks"):
@@ -108,7 +110,8 @@ class QuantizedFolder(SafetensorsFolder):
         return shape
 
     def _stored(self, name: str, shape: tuple[int, ...]) -> Matrix:
-        base, found = name.removesuffix(".weight"), None
+        base = name.removesuffix(".weight")
+        found: Matrix | None = None
         try:
             if base != name and len(shape) == 2:
                 found = self._matrix(base, (shape[0], shape[1]))
@@ -212,6 +215,9 @@ def _two_axes(each: Tensor, rows: int) -> Tensor:
 
 def _unpacked(packed: Tensor, bits: int, count: int) -> Tensor:
     """The first `count` integers of `bits` bits, one behind the other, in each row of `packed` `[rows, words]`."""
+    if 32 % bits == 0:  # none is in two words, and it takes a tenth of the time
+        shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=packed.device)
+        return (packed[:, :, None] >> shifts & (1 << bits) - 1).flatten(1)[:, :count]
     first = torch.arange(count, device=packed.device) * bits
     words = packed.long() & 0xFFFFFFFF
     words = torch.cat((words, words[:, :1]), 1)  # the last integer asks for a word behind it, of which it takes no bit

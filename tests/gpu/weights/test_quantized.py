@@ -229,7 +229,7 @@ def test_the_doctor_says_what_a_model_would_take_or_why_it_cannot_be_read(tmp_pa
 
     fits = ask("llama", {})
     assert fits.status is Status.OK
-    assert re.search(r"llama on Djinn's own layers, in float32; weights \(awq, kept so\) take .* KiB of", fits.summary)
+    assert re.search(r"llama on Djinn's own layers, in float32; weights \(awq, kept so\) take .* MiB of", fits.summary)
     assert "weights (awq, dequantized at the start)" in ask("mixtral", {}).summary
     name = "model.layers.1.mlp.up_proj.qweight"
     for found, said in (

@@ -297,44 +297,22 @@ def test_a_model_in_blocks_agrees_with_transformers_and_is_never_dense(tmp_path:
     assert stack.parameter_bytes < sum(parameter.nbytes for parameter in oracle.parameters()) / 4
 
 
-_LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_SCALED = {"rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 32}
+_LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **_SCALED}
+_YARN = {"rope_type": "yarn", **_SCALED}
+_WINDOW = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 9}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "llama": {"rope_parameters": {**_LLAMA3, "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 32}},
+    "llama": {"rope_parameters": _LLAMA3},
     "qwen2": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
-    "qwen3": {
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 1e4,
-            "factor": 4.0,
-            "original_max_position_embeddings": 32,
-        }
-    },
+    "qwen3": {"rope_parameters": _YARN},
     "phi3": {},
     "qwen3_moe": {**_EXPERTS, "num_experts": 4, "norm_topk_prob": True, "decoder_sparse_step": 1},
-    "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 9},
-    "gemma3_text": {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 9, "num_hidden_layers": 7},
-    "granite": {
-        "attention_multiplier": 0.2,
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.5,
-        "logits_scaling": 2.0,
-    },
+    "gemma2": _WINDOW,
+    "gemma3_text": {**_WINDOW, "num_hidden_layers": 7},
+    "granite": {f"{name}_multiplier": 0.3 for name in ("attention", "embedding", "residual")} | {"logits_scaling": 2.0},
     "glm4": {"head_dim": 16, "attention_bias": True},
-    "gpt_oss": {
-        **_EXPERTS,
-        "num_local_experts": 4,
-        "sliding_window": 9,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 1e4,
-            "factor": 4.0,
-            "original_max_position_embeddings": 32,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": False,
-        },
-    },
+    "gpt_oss": {**_EXPERTS, **_WINDOW, "num_local_experts": 4, "rope_parameters": {**_YARN, "truncate": False}},
 }
 
 

@@ -94,7 +94,7 @@ class DenseLinear:
 
     def __call__(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         weight, *rest = (each.tensor for each in self.weights)
-        factors = rest[: self._factors] or [None]
+        factors = rest[: self._factors] if self._factors else (None,)
         bias = rest[self._factors] if len(rest) > self._factors else None
         if starts is not None:
             return self._multiply(x.flatten(0, 1), weight, bias, *factors, starts=starts).view(*x.shape[:2], -1)

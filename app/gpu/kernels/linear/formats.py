@@ -86,10 +86,11 @@ def _cut(rows: Tensor) -> Tensor:
 def _pack_blocks(matrix: BlockMatrix, record: Any) -> Tensor:
     """Records of groups, panel by panel: `[panels, bytes]` uint8."""
     (outputs, inputs), kind = matrix.shape, matrix.kind
+    read: Callable[[Tensor], _Fields]
     if isinstance(kind, Grouped):
         group, block, read = kind.inputs, kind.inputs, partial(_group, kind)
     else:
-        read, group, block = *_KINDS[kind][:2], 256 if kind.endswith("_K") else 32
+        read, group, block = *_KINDS[kind][:2], 256 if kind.endswith(("_K", "_XS")) else 32
     groups = inputs // group
     panels = matrix.rows.new_empty(-(-outputs // PANEL), groups, record.itemsize)
     inference = torch.is_inference_mode_enabled()
@@ -190,6 +191,50 @@ def _q6_k(blocks: Tensor) -> _Fields:
     return scales, None, quants.view(torch.int8) - 32
 
 
+def _in_twos(packed: Tensor) -> Tensor:
+    """`[..., n, 32, PANEL]` bytes as the numbers of two bits in them, `[..., 128 n, PANEL]`."""
+    return (packed[..., None, :, :] >> _shifts(packed, 2) & 3).flatten(-4, -2)
+
+
+def _halved(numbers: Tensor) -> Tensor:
+    """Numbers of four bits `[..., n, PANEL]`, two neighbours in a byte."""
+    return numbers[..., 0::2, :] & 15 | numbers[..., 1::2, :] << 4
+
+
+def _q2_k(blocks: Tensor) -> _Fields:
+    factors, quants = blocks[..., :16, :], _in_twos(blocks[..., 16:80, :].unflatten(-2, (2, 32)))
+    scales, offsets = (factors & 15).float(), (factors >> 4).float()
+    return _halves(blocks, 80).float() * scales, -(_halves(blocks, 82).float() * offsets), _halved(quants)
+
+
+def _q3_k(blocks: Tensor) -> _Fields:
+    low = _in_twos(blocks[..., 32:96, :].unflatten(-2, (2, 32)))
+    high = (blocks[..., None, :32, :] >> _shifts(blocks, 1) & 1).flatten(-3, -2)
+    factors = _nibbles(blocks[..., 96:104, :])
+    upper = (blocks[..., None, 104:108, :] >> _shifts(blocks, 2) & 3).flatten(-3, -2)
+    scales = ((factors | upper << 4).view(torch.int8) - 32).float()
+    return _halves(blocks, 108).float() * scales, None, _halved(low - ((high ^ 1) << 2))
+
+
+def _looked_up(codes: Tensor) -> Tensor:
+    return torch.tensor(_IQ4, dtype=torch.int8, device=codes.device)[codes.int()]
+
+
+def _iq4_nl(blocks: Tensor) -> _Fields:
+    return _halves(blocks, 0), None, _looked_up(_nibbles(blocks[..., 2:, :]))
+
+
+def _iq4_xs(blocks: Tensor) -> _Fields:
+    upper = (blocks[..., 2:4, None, :] >> _shifts(blocks, 2)[:, 0] & 3).flatten(-3, -2)
+    lower = blocks[..., 4:8, :]
+    factors = torch.stack((lower & 15, lower >> 4), dim=-2).flatten(-3, -2)
+    scales = ((factors | upper << 4).view(torch.int8) - 32).float()
+    codes = _nibbles(blocks[..., 8:, :].unflatten(-2, (8, 16))).flatten(-3, -2)
+    return _halves(blocks, 0).float() * scales, None, _looked_up(codes)
+
+
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""What the codes of IQ4_NL and IQ4_XS stand for (ggml, `kvalues_iq4nl`)."""
 _KINDS: dict[str, tuple[Callable[[Tensor], _Fields], int, Any, int, Any, bool]] = {
     "Q8_0": (partial(_plain, 8, False), 32, np.int8, 8, np.float16, False),
     "Q4_0": (partial(_plain, 4, False), 32, np.int8, 4, np.float16, False),
@@ -199,5 +244,9 @@ _KINDS: dict[str, tuple[Callable[[Tensor], _Fields], int, Any, int, Any, bool]] 
     "Q4_K": (_q4_k, 32, np.uint8, 4, np.float32, True),
     "Q5_K": (_q5_k, 32, np.int8, 8, np.float32, True),
     "Q6_K": (_q6_k, 16, np.int8, 8, np.float32, False),
+    "Q2_K": (_q2_k, 16, np.uint8, 4, np.float32, True),
+    "Q3_K": (_q3_k, 16, np.int8, 4, np.float32, False),
+    "IQ4_NL": (_iq4_nl, 32, np.int8, 8, np.float16, False),
+    "IQ4_XS": (_iq4_xs, 32, np.int8, 8, np.float32, False),
 }
 """By kind: how blocks are read, inputs of a group, the quants' type and bits, the scales' type, are there offsets."""

@@ -19,6 +19,10 @@ HALVES = {
     "Q4_K": [0, 2],
     "Q5_K": [0, 2],
     "Q6_K": [208],
+    "Q2_K": [80, 82],
+    "Q3_K": [108],
+    "IQ4_NL": [0],
+    "IQ4_XS": [0],
 }
 """Where the float16 numbers of a block begin, by its kind."""
 ORDINARY = np.array([0.01, -0.02, 0.003, 0.5], np.float16)
