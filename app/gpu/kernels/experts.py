@@ -65,7 +65,9 @@ def combine(
     `shared` `[tokens, width]`, if there is that, with a logistic function of the first column of `gate`. Sums are
     float32.
     """
-    total = (visits.flatten(0, 1)[places.long()].float() * weights[:, :, None]).sum(dim=1)
+    total, *others = (visits.flatten(0, 1)[places.long()].float() * weights[:, :, None]).unbind(dim=1)
+    for each in others:  # one by one: a sum over an axis may depend on how many tokens there are
+        total = total + each
     if shared is not None:
-        total += shared if gate is None else shared * gate[:, :1].float().sigmoid()
+        total = total + (shared if gate is None else shared * gate[:, :1].float().sigmoid())
     return total.to(visits.dtype)

@@ -55,7 +55,7 @@ def load_stack(
         raise FieldOutOfRange(
             f"Djinn cannot run model type {model.config.model_type!r} layer by layer: {error}. "
             f"Known are {_KNOWN}, and decoders whose Transformers modules use its attention "
-            "interface or its caches, such as gpt_neox, gemma, gemma2, mixtral and bloom",
+            "interface or its caches, such as gpt_neox, cohere, opt, falcon and bloom",
             param="model",
         ) from error
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from app.domain.errors import FieldOutOfRange
 from app.gpu.kernels.linear.base import Linear, Matrix, dense_of, split, stack, with_rows
 from app.gpu.models.elementwise import clamped_swiglu, gelu_mul, silu_mul
 from app.gpu.models.family import Elementwise, Parts, activation_of
@@ -102,7 +103,8 @@ class Experts:
     """A `FeedForward` of a mixture."""
 
     def __init__(self, parts: Parts, name: str, mixture: Mixture, activation: str) -> None:
-        """`name` is that of the layer."""
+        """`name` is that of the layer. Raises FieldOutOfRange for numbers of experts and groups that make no sense."""
+        self._require(mixture)
         self._mixture, self._total = mixture, parts.shard.total
         self._multiply = gated(activation) if mixture.clamp is None else _clamped(*mixture.clamp)
         self._on = _kernels_of(parts.device)
@@ -122,6 +124,22 @@ class Experts:
             shared = f"{module}.{mixture.shared}"
             up, back = _gate_up(parts, shared, mixture.shared_width), _down(parts, shared, mixture.shared_width)
             self._shared = lambda x: back(self._multiply(up(x)))
+
+    @staticmethod
+    def _require(mixture: Mixture) -> None:
+        in_groups, uneven = mixture.experts // mixture.groups * mixture.top_groups, mixture.experts % mixture.groups
+        if not 1 <= mixture.top_k <= in_groups:
+            raise FieldOutOfRange(
+                f"num_experts_per_tok must be between 1 and {in_groups}, the experts that a token may visit; got "
+                f"{mixture.top_k}",
+                param="model",
+            )
+        if uneven or not 1 <= mixture.top_groups <= mixture.groups:
+            raise FieldOutOfRange(
+                f"n_group must divide the {mixture.experts} experts, and topk_group be between 1 and n_group; got "
+                f"{mixture.groups} and {mixture.top_groups}",
+                param="model",
+            )
 
     def _take_router(self, parts: Parts, router: str, module: str) -> tuple[Matrix, Tensor | None]:
         """The router's rows, one for the gate of the shared expert behind them, and zeros: they are multiplied in one

@@ -124,6 +124,7 @@ def _deepseek(config: PretrainedConfig, index: int) -> Mixture | None:
     )
 
 
+_GEMMA_FIELDS = "attention_bias", "layer_types", "hidden_activation", "query_pre_attn_scalar", "final_logit_softcapping"
 VARIANTS = {
     "llama": Variant(("attention_bias", "mlp_bias")),
     "mistral": Variant(("sliding_window",)),
@@ -167,21 +168,9 @@ VARIANTS = {
         ("attention_bias", "partial_rotary_factor", "use_qk_norm"), output_bias=False, experts=_deepseek
     ),
     "gemma": Variant(("attention_bias",), one_more=True, root_of_hidden=True),
-    "gemma2": Variant(
-        (
-            "attention_bias",
-            "layer_types",
-            "hidden_activation",
-            "query_pre_attn_scalar",
-            "attn_logit_softcapping",
-            "final_logit_softcapping",
-        ),
-        norms=_GEMMA,
-        one_more=True,
-        root_of_hidden=True,
-    ),
+    "gemma2": Variant((*_GEMMA_FIELDS, "attn_logit_softcapping"), norms=_GEMMA, one_more=True, root_of_hidden=True),
+    "gemma3_text": Variant(_GEMMA_FIELDS, qk_norm=True, norms=_GEMMA, one_more=True, root_of_hidden=True),
 }
-VARIANTS["gemma3_text"] = replace(VARIANTS["gemma2"], qk_norm=True)
 """By `model_type`."""
 
 

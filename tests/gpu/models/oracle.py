@@ -75,6 +75,13 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt_neox": {"model_type": "gpt_neox", **_GQA, "rotary_pct": 0.5},
     "gemma": {"model_type": "gemma", **_GQA, "head_dim": 16},
     "gemma2": {"model_type": "gemma2", **_GQA, "head_dim": 16, "sliding_window": _WINDOW, "layer_types": _MIXED},
+    "vaultgemma": {
+        "model_type": "vaultgemma",
+        **_GQA,
+        "head_dim": 16,
+        "sliding_window": _WINDOW,
+        "layer_types": _MIXED,
+    },
     "gemma3": {"model_type": "gemma3_text", **_GQA, "head_dim": 16, "sliding_window": _WINDOW, "layer_types": _MIXED},
     "mixtral": {"model_type": "mixtral", **_GQA, "num_local_experts": 4},
     "qwen2_moe, dense and shared": {

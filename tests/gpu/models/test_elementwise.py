@@ -93,15 +93,15 @@ def test_silu_mul_of_extreme_values(kernels: Kernels, dtype: torch.dtype) -> Non
 
 
 @dtypes_and_rows
-@pytest.mark.parametrize(("heads", "head_dim"), [(1, 2), (5, 64), (3, 80), (40, 128)])
+@pytest.mark.parametrize(("heads", "head_dim", "rotated"), [(1, 2, 2), (5, 64, 64), (3, 80, 20), (40, 128, 128)])
 def test_rotate_reads_a_slice_of_the_fused_projection(
-    kernels: Kernels, dtype: torch.dtype, rows: int, heads: int, head_dim: int
+    kernels: Kernels, dtype: torch.dtype, rows: int, heads: int, head_dim: int, rotated: int
 ) -> None:
-    fused, table = kernels.random(dtype, rows, heads + 2, head_dim), kernels.random(dtype, 50, head_dim)
+    fused, table = kernels.random(dtype, rows, heads + 2, head_dim), kernels.random(dtype, 50, rotated)
     positions = torch.arange(rows, device=kernels.device) * 7 % 50
     cos, sin = table.double()[positions][:, None].chunk(2, dim=-1)
-    a, b = fused[:, :heads].double().chunk(2, dim=-1)
-    expected = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    a, b, rest = fused[:, :heads].double().split((rotated // 2, rotated // 2, head_dim - rotated), dim=-1)
+    expected = torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
     kernels.assert_same(kernels.run.rotate(fused[:, :heads], table, positions), expected)
 
 
@@ -122,6 +122,14 @@ def test_gelu_and_add(on_cpu: Kernels, dtype: torch.dtype, rows: int, width: int
     for added in (other[1:], other[0]):
         on_cpu.assert_same(elementwise.add_(x.clone(), added), x.double() + added.double())
     expected = F.gelu(x.double(), approximate="tanh")
+    pairs = torch.stack((torch.cat((x, other[1:]), dim=1), torch.cat((other[:-1], x), dim=1)), dim=1)
+    gate, up = pairs.double().chunk(2, dim=-1)
+    on_cpu.assert_same(elementwise.gelu_mul(pairs), F.gelu(gate, approximate="tanh") * up)
+    on_cpu.assert_same(elementwise.softcap_(x.clone(), 3.0), (x.double() / 3).tanh() * 3)
+    on_cpu.assert_same(elementwise.scale_(x.clone(), 0.5), x.double() * 0.5)
+    gate, up = gate.clamp(max=1.0), up.clamp(-1.0, 1.0)
+    clamped = gate * torch.sigmoid(gate * 1.7) * (up + 1)
+    on_cpu.assert_same(elementwise.clamped_swiglu(pairs, 1.7, 1.0), clamped)
     on_cpu.assert_same(elementwise.gelu_(x), expected)
 
 

@@ -50,8 +50,8 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
     """`models.elementwise.clamped_swiglu`, of the same."""
     out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
-    more = {"heads": _heads(gate_up), "factor": alpha, "limit": limit}
-    return _run(_clamped_swiglu_row, gate_up, out.shape[-1], out, **more)
+    heads = _heads(gate_up)
+    return _run(_clamped_swiglu_row, gate_up, out.shape[-1], out, heads=heads, factor=alpha, limit=limit)
 
 
 def gelu_mul(gate_up: Tensor) -> Tensor:
@@ -79,8 +79,8 @@ def rotate(x: Tensor, table: Tensor, positions: Tensor) -> Tensor:
     """Rotate the first values of heads `[tokens, heads, head_dim]` as `table` `[positions, rotated]` says, cosines
     first.
     """
-    more = {"rotated": table.shape[1], "heads": _heads(x)}
-    return _run(_rotate_row, x, x.shape[2], weight=table, positions=positions, **more)
+    width, rotated = x.shape[2], table.shape[1]
+    return _run(_rotate_row, x, width, weight=table, positions=positions, rotated=rotated, heads=_heads(x))
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
