@@ -18,6 +18,7 @@ from random import Random
 
 import httpx
 
+from app.cluster.moves.key import ClusterKey
 from benchmarks.command import bind_to_cores
 from benchmarks.figures import Figure, Target, figure_table
 from benchmarks.spread import middle_half, ratio_of_medians
@@ -58,7 +59,9 @@ def cluster(model: str) -> Iterator[dict[str, httpx.Client]]:
             }
             launch = djinn_launch(flags)
             stack.enter_context(running_server(launch.command, launch.environment, urls[name]))
-            clients[name] = stack.enter_context(httpx.Client(base_url=urls[name], timeout=WAIT_S))
+            # As if the other one had sent the requests on: each opens sessions of its own.
+            alone = {"Djinn-Hop": f"benchmark {ClusterKey(KEY.encode()).sign(b'hop', b'benchmark', name.encode())}"}
+            clients[name] = stack.enter_context(httpx.Client(base_url=urls[name], timeout=WAIT_S, headers=alone))
         yield clients
 
 

@@ -17,5 +17,5 @@ def make_adapter(base: Path, folder: Path, seed: int = 1, **changed: Any) -> Any
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PEFT asks Transformers by a name that will go
         adapted = get_peft_model(model, LoraConfig(**{**fields, **changed}))
-    adapted.save_pretrained(folder)
+    adapted.save_pretrained(str(folder))
     return adapted.merge_and_unload().eval()

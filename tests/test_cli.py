@@ -51,6 +51,11 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str 
         (("serve", "--port", "99999"), "djinn: --port: an integer from 0 to 65535; got '99999'"),
         (("serve", "--kv-devise", "3"), "unknown flag --kv-devise; did you mean --kv-device? See djinn serve --help"),
         (("serve", "--kv-device"), "djinn: --kv-device takes a value: SIZE. See djinn serve --help"),
+        (("cluster", "forget", "a"), "djinn: --cluster: name the store of the cluster"),
+        (
+            ("cluster", "ended", "a", "--cluster", "etcd://x"),
+            "djinn: --cluster: 'x' is no server of etcd: it needs HOST:PORT",
+        ),
         (("serve", "--state-dir", ""), "djinn: --state-dir: name a folder; '.' is the current one"),
         (("serve", "--port", "0", "--model", "no-such-model"), "smollm2-135m-instruct"),
         (("serve", "--max-running", "9", "--max-step-tokens", "8"), "djinn: --max-running (9) must be at most --max-"),

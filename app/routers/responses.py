@@ -114,9 +114,9 @@ async def compact_response(request: Request, body: CompactBody, call: ApiCallDep
         for item in before
         if isinstance(item, InputMessageItem) and item.role == "user" and not item.id.startswith(SUMMARIES)
     ]
-    services, told = call.services, None
+    services, shortened = call.services, None
     if run.left_out:
-        told = Shortened(left_out=run.left_out)
+        shortened = Shortened(left_out=run.left_out)
         users = await services.side_work.run(call.owner, _newest, users, services)
     return shown(
         CompactedResponse(
@@ -124,7 +124,7 @@ async def compact_response(request: Request, body: CompactBody, call: ApiCallDep
             created_at=response.created_at,
             output=[*users, CompactionItem(id=new_id("cmp"), encrypted_content=summary)],
             usage=response.usage,
-            djinn=told,
+            djinn=shortened,
         )
     )
 

@@ -77,8 +77,8 @@ class ToolWaits:
         of_day, of_owner = self._of_day[session.owner, _part_of_day(self._wall_clock())], self._of_owner[session.owner]
         slowest = tuple[float, ...]()
         for tool in waits.tools:
-            now = of_day.get(tool, ())
-            lengths = tuple(sorted(waits.times.get(tool) or (now if len(now) >= ENOUGH else of_owner.get(tool, ()))))
+            now, own = of_day.get(tool, []), waits.times.get(tool, [])
+            lengths = tuple(sorted(own or (now if len(now) >= ENOUGH else of_owner.get(tool, []))))
             if not lengths:
                 return ()
             slowest = max(lengths, slowest, key=lambda each: expected_wait(each) or 0.0)

@@ -149,4 +149,4 @@ def _require_names(names: Sequence[str]) -> None:
         if not is_model_name(name):
             raise ValueError(f"{name[:80]!r} is no name of a model: {MODEL_NAME}")
         if names.count(name) > 1:
-            raise ValueError(f"{name!r} is there twice")
+            raise ValueError(f"served_model_name and lora: {name!r} is there twice")

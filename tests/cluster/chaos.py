@@ -223,12 +223,10 @@ class Agent:
         self.turns.append((sent, said))
         if not count:
             where = {"replica": f"r{self.home}"}
-            self.ask("POST", f"/v1/sessions/{self.session}/move", {}, where, but="already_there")
+            self.ask("POST", f"/v1/sessions/{self.session}/move", {}, where)
 
-    def ask(
-        self, method: str, path: str, headers: dict[str, str], body: Any = None, *, but: str = "is refused"
-    ) -> httpx.Response:
-        """The answer. What has no end, as a stream that breaks, is asked for again too, but not what says `but`."""
+    def ask(self, method: str, path: str, headers: dict[str, str], body: Any = None) -> httpx.Response:
+        """The answer. What has no end, as a stream that breaks, is asked for again too."""
         deadline = time.monotonic() + 4 * MOST_S
         while True:
             began = time.monotonic()
@@ -241,7 +239,7 @@ class Agent:
             except httpx.TransportError as error:
                 cause = repr(error)
             self.longest_s = max(self.longest_s, time.monotonic() - began)
-            if not cause or but in cause:
+            if not cause or "already_there" in cause:
                 return answer
             self.refusals[f"{path.rpartition('/')[2]}: {cause}"] += 1
             assert time.monotonic() < deadline, f"{method} {path}: {self.refusals}"

@@ -13,7 +13,7 @@ from tests.cluster.pair import MODEL, named
 from tests.orderly import serve_thread
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("chaos")]
+pytestmark = pytest.mark.long
 AWAY_S = 8.0
 """More than the lease of a replica."""
 

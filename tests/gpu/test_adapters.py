@@ -23,18 +23,20 @@ from tests.gpu.tiny_engine import make_engine, model, oracle, prompt
 
 __all__ = ["model", "oracle"]
 
+PATTERNS = {"k_proj": 2, "^model.layers.1.mlp.down_proj": 5}
+SOME = {"target_modules": r".*\.(o_proj|up_proj)", "exclude_modules": ["layers.2.mlp.up_proj"]}
 KINDS: list[dict[str, Any]] = [
-    {},
+    {"r": 40, "lora_alpha": 5},
     {"target_modules": "all-linear"},
     {"use_rslora": True, "r": 3},
     {
         "target_modules": ["down_proj", "k_proj"],
-        "rank_pattern": {"k_proj": 2, "^model.layers.1.mlp.down_proj": 5},
+        "rank_pattern": PATTERNS,
         "alpha_pattern": {r"layers\.0.*down_proj": 7},
     },
-    {"target_modules": r".*\.(o_proj|up_proj)", "exclude_modules": ["layers.2.mlp.up_proj"]},
+    SOME,
     {"target_modules": ["gate_proj"], "layers_to_transform": [1, 3]},
-    {"r": 40, "lora_alpha": 5},
+    {},
     {"target_modules": "all-linear", "r": 1},
 ]
 PROMPT, COUNT = prompt(1, 19), 8
@@ -127,7 +129,7 @@ def test_a_session_with_an_adapter_pauses_forks_parks_and_rewinds(
 
 
 def test_kv_on_disk_is_of_one_adapter(model: ResolvedModel, adapters: list[tuple[Path, Any]], tmp_path: Path) -> None:
-    folder, merged = adapters[0]
+    folder, merged = adapters[6]
     begun, names = {"kv_dir": tmp_path, "policy": KVPolicy.SIGNAL}, ["same", "base"]
     driver = driver_of(model, host_blocks=10, **begun)
     digest = driver.load(folder).digest
@@ -151,39 +153,28 @@ def test_kv_on_disk_is_of_one_adapter(model: ResolvedModel, adapters: list[tuple
 
 
 Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
-WIDE, WHOLE, FILLED = torch.zeros(4, 32), torch.zeros(4, 64, dtype=torch.int8), torch.full((4, 64), torch.nan)
-EXTRA = torch.zeros(4, 64)
-IN_CONFIG: list[tuple[dict[str, Any], str]] = [
-    ({"r": 5}, rf"{WEIGHTS}: {Q_PROJ} is \[4, 64\], must be \[5, 64\] for the base model and rank 5"),
-    ({"use_dora": True}, f"{CONFIG}: use_dora must be empty"),
-    ({"modules_to_save": ["lm_head"]}, "modules_to_save must be empty"),
-    ({"use_magic": True}, "use_magic must be empty: Djinn does not know"),
-    ({"bias": "all"}, f"{CONFIG}: bias must be none; got all"),
-    ({"peft_type": "IA3"}, f"{CONFIG}: peft_type must be LORA; got IA3"),
-    ({"init_lora_weights": "pissa"}, "init_lora_weights must be one of"),
-    ({"lora_alpha": "8"}, "lora_alpha must be a number above 0"),
-    ({"rank_pattern": {"q_proj": 0}}, "rank_pattern.q_proj must be a whole number"),
-    ({"target_modules": "(a+)+$"}, "target_modules: the expression .* is too complex"),
-    ({"target_modules": "(q_proj"}, "target_modules: .* is no regular expression"),
-    ({"target_modules": ["q_proj", "o_proj"]}, "has no .*layers.0.self_attn.o_proj.*, which target_modules"),
-]
-IN_WEIGHTS: list[tuple[dict[str, torch.Tensor | None], str]] = [
-    ({Q_PROJ: WIDE}, rf"{WEIGHTS}: {Q_PROJ} is \[4, 32\], must be \[4, 64\]"),
-    ({Q_PROJ: FILLED}, f"{Q_PROJ} has values that are not finite"),
-    ({Q_PROJ: WHOLE}, f"{Q_PROJ} is torch.int8"),
-    ({Q_PROJ: None}, f"has no {Q_PROJ}"),
-    ({Q_PROJ.replace("q_proj", "z_proj"): EXTRA}, "z_proj.* is of a module that the base model has not"),
-    ({"base_model.model.lm_head.weight": EXTRA}, "lm_head.weight' is no factor"),
+ZEROS = torch.zeros(4, 64)
+BAD: list[tuple[dict[str, Any], dict[str, torch.Tensor | None], str]] = [
+    ({"r": 5}, {}, rf"{WEIGHTS}: {Q_PROJ} is \[4, 64\], must be \[5, 64\] for the base model and rank 5"),
+    ({"use_dora": True}, {}, f"{CONFIG}: use_dora must be empty"),
+    ({"modules_to_save": ["lm_head"]}, {}, "modules_to_save must be empty"),
+    ({"use_magic": True}, {}, "use_magic must be empty: Djinn does not know"),
+    ({"bias": "all"}, {}, f"{CONFIG}: bias must be none; got all"),
+    ({"init_lora_weights": "pissa"}, {}, "init_lora_weights must be one of"),
+    ({"lora_alpha": "8"}, {}, "lora_alpha must be a number above 0"),
+    ({"target_modules": "(a+)+$"}, {}, "target_modules: the expression .* is too complex"),
+    ({"target_modules": "(q_proj"}, {}, "target_modules: .* is no regular expression"),
+    ({"target_modules": ["q_proj", "o_proj"]}, {}, "has no .*layers.0.self_attn.o_proj.*, which target_modules"),
+    ({}, {Q_PROJ: ZEROS[:, :32].clone()}, rf"{WEIGHTS}: {Q_PROJ} is \[4, 32\], must be \[4, 64\]"),
+    ({}, {Q_PROJ: ZEROS / 0}, f"{Q_PROJ} has values that are not finite"),
+    ({}, {Q_PROJ: ZEROS.int()}, f"{Q_PROJ} is torch.int32"),
+    ({}, {Q_PROJ: None}, f"has no {Q_PROJ}"),
+    ({}, {Q_PROJ.replace("q_proj", "z_proj"): ZEROS}, "z_proj.* is of a module that the base model has not"),
+    ({}, {"base_model.model.lm_head.weight": ZEROS}, "lm_head.weight' is no factor"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("config", "weights", "message"),
-    [
-        *((config, {}, message) for config, message in IN_CONFIG),
-        *(({}, weights, message) for weights, message in IN_WEIGHTS),
-    ],
-)
+@pytest.mark.parametrize(("config", "weights", "message"), BAD)
 def test_a_folder_that_cannot_be_read_is_refused_by_file_and_field(
     adapters: list[tuple[Path, Any]],
     tmp_path: Path,
@@ -192,7 +183,7 @@ def test_a_folder_that_cannot_be_read_is_refused_by_file_and_field(
     weights: dict[str, torch.Tensor | None],
     message: str,
 ) -> None:
-    folder, _ = adapters[0]
+    folder, _ = adapters[6]
     (tmp_path / CONFIG).write_text(json.dumps({**json.loads((folder / CONFIG).read_text()), **config}))
     stored = {**load_file(folder / WEIGHTS), **weights}
     save_file({name: tensor for name, tensor in stored.items() if tensor is not None}, tmp_path / WEIGHTS)
@@ -211,8 +202,8 @@ def test_hostile_files_are_refused(
     """Also one that is larger than what is left for adapters, and one for a model without places for them."""
     with pytest.raises(BadAdapter, match=f"there is no file .*{CONFIG}"):
         bad_driver.load(tmp_path)
-    (tmp_path / CONFIG).write_bytes((adapters[0][0] / CONFIG).read_bytes())
-    whole = (adapters[0][0] / WEIGHTS).read_bytes()
+    (tmp_path / CONFIG).write_bytes((adapters[6][0] / CONFIG).read_bytes())
+    whole = (adapters[6][0] / WEIGHTS).read_bytes()
     header = int.from_bytes(whole[:8], "little")
     for data in (b"", b"\xff" * 64, whole[:-1], whole[:8] + b"[" * header + whole[8 + header :]):
         (tmp_path / WEIGHTS).write_bytes(data)
@@ -223,10 +214,10 @@ def test_hostile_files_are_refused(
         with pytest.raises(BadAdapter, match=f"{CONFIG} is no JSON"):
             bad_driver.load(tmp_path)
     small = driver_of(model, lora_bytes=45_000)
-    small.load(adapters[0][0])
+    small.load(adapters[6][0])
     with pytest.raises(AdaptersFull, match=f"{WEIGHTS} has .*unload others"):
         small.load(adapters[2][0])
     assert small.memory().adapters.count == 1
     foreign = driver_of(ResolvedModel("tiny", tiny_config("gemma"), None, 0, model.weights_dtype))
     with pytest.raises(BadAdapter, match="'gemma' runs on Transformers' modules, without adapters"):
-        foreign.load(adapters[0][0])
+        foreign.load(adapters[6][0])

@@ -81,7 +81,7 @@ def check_refusals(http: httpx.Client, folders: Path) -> None:
     for path in ("../one", str(folders / "one"), "link", "/", "x" * 3000, "\0"):
         refused = change(http, "load", "new", path)
         assert str(folders) not in assert_error(refused, 422, "field_out_of_range", param="path")
-    for how, name, path, status, code, param in (
+    for how, name, where, status, code, param in (
         ("load", "new", "none", 422, "bad_adapter", "path"),
         ("load", "two", "two", 409, "wrong_state", "name"),
         ("load", "base", "two", 422, "field_out_of_range", "name"),
@@ -89,7 +89,7 @@ def check_refusals(http: httpx.Client, folders: Path) -> None:
         ("unload", "also", None, 422, "field_out_of_range", "name"),
         ("unload", "none", None, 404, "model_not_found", "model"),
     ):
-        assert_error(change(http, how, name, path), status, code, param=param)
+        assert_error(change(http, how, name, where), status, code, param=param)
     message = assert_error(ask(http, "sessions", "none", {}), 404, "model_not_found", param="model")
     assert "'base', 'also', 'one', 'two'" in message
 

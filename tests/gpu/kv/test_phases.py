@@ -51,9 +51,9 @@ SHORT = (0.1,) * 14 + (100.0, 120.0)
 """Lengths of waits, nearly all of which end before KV could move."""
 
 
-def slow_bench(**sizes: int) -> Bench:
+def slow_bench() -> Bench:
     """Three blocks take 0.6 s to the host, until other moves are measured."""
-    bench = Bench(**sizes)
+    bench = Bench()
     bench.phases.signal(slow := bench.session(40), Phase.IO_WAIT, None)
     for move in bench.orders():
         bench.complete(Moved(move.number, 2.0))
