@@ -7,6 +7,7 @@ on a machine that others use too, the best of many turns is the figure that repe
 import argparse
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from app.gpu.kernels.attention.base import Attention, AttentionSpec, make_batch
 from app.gpu.kernels.attention.cpu import PagedCpuAttention
 from app.gpu.kernels.cpu.compile import compiled_features
 from app.gpu.kernels.cpu.tiles import multiplies_pairs
-from app.gpu.kernels.linear import DenseLinear, MakeLinear, linear_maker
+from app.gpu.kernels.linear import DenseLinear, linear_maker
 from app.gpu.kernels.linear.base import BlockMatrix, Linear, MatmulPrecision, Matrix
 from benchmarks.onednn import PackedLinear, StoredLinear, onednn_multiplies
 from loadgen.processes.processor import NO_FLAGS, processor_flags
@@ -33,6 +34,14 @@ LAYER_SHAPES = [(960, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, I
 POOL_LAYERS = 4
 
 Variants = dict[str, Callable[[], object]]
+
+
+class DenseLayer(Protocol):
+    """What is measured of a `Linear`: the product of one matrix."""
+
+    in_features: int
+
+    def __call__(self, x: Tensor) -> Tensor: ...
 
 
 def measure(variants: Variants, repeats: int) -> dict[str, float]:
@@ -61,7 +70,7 @@ def compare_linears(rows: list[int], repeats: int, *, small: bool) -> None:
     """
     layers, vocabulary = (SMALL_LAYERS, SMALL_VOCABULARY) if small else (LAYERS, VOCABULARY)
     shapes = LAYER_SHAPES * layers + [(vocabulary, HIDDEN)]
-    stacks: dict[str, list[Linear]] = {}
+    stacks: dict[str, list[DenseLayer]] = {}
     for dtype in (torch.float32, torch.bfloat16):
         weights = [torch.randn(shape).mul_(0.02).to(dtype) for shape in shapes]
         for name, maker in _linear_makers(dtype).items():
@@ -75,9 +84,9 @@ def compare_linears(rows: list[int], repeats: int, *, small: bool) -> None:
         print_times(count, measure(variants, repeats))
 
 
-def _linear_makers(dtype: torch.dtype) -> dict[str, MakeLinear]:
+def _linear_makers(dtype: torch.dtype) -> dict[str, Callable[[Tensor, None], DenseLayer]]:
     """The kinds of linear layers that this processor can multiply `dtype` in."""
-    makers: dict[str, MakeLinear] = {"plain": DenseLinear}
+    makers: dict[str, Callable[[Tensor, None], DenseLayer]] = {"plain": DenseLinear}
     if dtype is torch.float32 or onednn_multiplies(dtype):
         makers |= {"oneDNN stored": StoredLinear, "oneDNN packed": PackedLinear}
     else:
@@ -110,7 +119,7 @@ def describe_processor() -> str:
     return f"processor: {' '.join(processor_flags()) or NO_FLAGS}; ours compiled for {ours}; PyTorch's for {theirs}"
 
 
-def _step(stack: list[Linear], rows: int, name: str) -> Callable[[], object]:
+def _step(stack: list[DenseLayer], rows: int, name: str) -> Callable[[], object]:
     dtype = torch.float32 if name.startswith("float32") else torch.bfloat16
     inputs = {width: torch.randn(rows, width).to(dtype) for width in (HIDDEN, INNER)}
     return lambda: [linear(inputs[linear.in_features]) for linear in stack]

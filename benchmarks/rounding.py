@@ -60,11 +60,13 @@ class Loss:
 class Float8OnCpu:
     """A dense layer whose inputs and weights are float8, and whose sums are float32: see `Linear`."""
 
-    def __init__(self, weight: Matrix, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Matrix, bias: Tensor | None = None, experts: int = 1) -> None:
+        if experts > 1:
+            raise ValueError("float8 is measured on models without experts")
         self.out_features, self.in_features = weight.shape
         self.weights = [Weight(each) for each in (dense_of(weight), bias) if each is not None]
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         return F.linear(dequantize(FLOAT8, quantize(FLOAT8, x)), *(each.tensor for each in self.weights))
 
 

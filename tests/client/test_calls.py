@@ -40,7 +40,7 @@ def test_an_id_stays_one_part_of_the_path(name: str) -> None:
 
 
 def test_only_what_is_given_is_sent() -> None:
-    assert request_of(calls.create_session(None, None, None)).read() == b"{}"
+    assert request_of(calls.create_session(None, None, None, None)).read() == b"{}"
     params = request_of(calls.list_sessions()).url.params
     assert not {"state", "tier", "name", "after"} & set(params)
     assert request_of(calls.set_phase("ses_1", "ready", None)).read() == b'{"phase":"ready"}'

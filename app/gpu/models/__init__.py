@@ -15,8 +15,9 @@ from app.gpu.weights.checkpoint import weights_of
 from app.gpu.weights.source import WeightSource
 from app.model_store.resolve import ResolvedModel
 
-_KNOWN = ", ".join(sorted((*VARIANTS, "gpt2")))
-"""Families that run on kernels of ours, by `model_type`."""
+FAMILIES = {"gpt2": GPT2, **dict.fromkeys(VARIANTS, LLAMA)}
+"""Those that run on kernels of ours, by `model_type`."""
+_KNOWN = ", ".join(sorted(FAMILIES))
 UNBOUNDED = 32_768
 """Tokens of a sequence of a model whose config names no limit."""
 
@@ -116,9 +117,8 @@ def can_be_streamed(model: ResolvedModel) -> bool:
 
 def _family_of(model: ResolvedModel) -> Family | None:
     """The one of ours, if the model runs on kernels of ours."""
-    if model.config.model_type == "gpt2":
-        return GPT2
-    return LLAMA if is_variant(model.config) else None
+    kind = model.config.model_type
+    return None if kind in VARIANTS and not is_variant(model.config) else FAMILIES.get(kind)
 
 
 def multiplies_blocks(model: ResolvedModel) -> bool:

@@ -127,8 +127,8 @@ class _Adapted:
     def weights(self) -> Sequence[Weight]:
         return self._linear.weights
 
-    def __call__(self, x: Tensor) -> Tensor:
-        y = self._linear(x)
+    def __call__(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        y = self._linear(x, starts)
         for adapter, rows in self._sites.rows:
             addition = adapter.by_layer.get(self._number)
             if addition is not None:

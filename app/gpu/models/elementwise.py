@@ -53,7 +53,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         return cpu_elementwise.silu_mul(gate_up)
     from app.gpu.models import triton_elementwise
 
-    return triton_elementwise.silu_mul(gate_up.flatten(0, -2)).unflatten(0, gate_up.shape[:-1])
+    return triton_elementwise.silu_mul(gate_up.flatten(0, -2)).view(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
 
 
 def gelu_mul(gate_up: Tensor) -> Tensor:

@@ -113,10 +113,9 @@ class Experts:
         self._correction = None
         if mixture.correction is not None:
             self._correction = parts.hold(f"{module}.{mixture.correction}", mixture.experts)
-        take, take_bias = (_take_turned, _take_turned_biases) if mixture.turned else (_take_experts, _no_biases)
-        (gate_up, down), (gate_up_bias, down_bias) = (
-            each(parts, f"{module}.experts", mixture) for each in (take, take_bias)
-        )
+        experts, turned = f"{module}.experts", mixture.turned
+        gate_up, down = (_take_turned if turned else _take_experts)(parts, experts, mixture)
+        gate_up_bias, down_bias = _take_turned_biases(parts, experts, mixture) if turned else (None, None)
         self._gate_up = parts.bundle.linear(gate_up, gate_up_bias, mixture.experts)
         self._down = parts.bundle.linear(down, down_bias, mixture.experts)
         self._shared: FeedForward | None = None
@@ -226,10 +225,6 @@ def _take_turned_biases(parts: Parts, name: str, mixture: Mixture) -> tuple[Tens
     return share.reshape(count, -1), shard.once(
         parts.source.take(f"{name}.down_proj_bias", (count, parts.config.hidden_size))
     )
-
-
-def _no_biases(_parts: Parts, _name: str, _mixture: Mixture) -> tuple[None, None]:
-    return None, None
 
 
 def _clamped(alpha: float, limit: float) -> Elementwise:

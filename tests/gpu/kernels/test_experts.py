@@ -70,9 +70,8 @@ def visited(tokens: int) -> Tensor:
 
 @pytest.mark.parametrize("kind", [None, "bfloat16", INT8])
 def test_a_row_has_its_bits_whoever_visits_its_expert(kind: str | None) -> None:
-    weight: Matrix = draw(EXPERTS * OUTPUTS, INPUTS)
-    if kind == INT8:
-        weight = BlockMatrix(INT8, quantize(INT8, weight), (EXPERTS * OUTPUTS, INPUTS))
+    dense = draw(EXPERTS * OUTPUTS, INPUTS)
+    weight = BlockMatrix(INT8, quantize(INT8, dense), (EXPERTS * OUTPUTS, INPUTS)) if kind == INT8 else dense
     bias = draw(EXPERTS, OUTPUTS)
     linear = PanelLinear(weight, bias, EXPERTS, in_bfloat16=kind == "bfloat16")
     starts, x = visited(20), draw(20, VISITS, INPUTS)
@@ -91,9 +90,8 @@ def test_a_row_has_its_bits_whoever_visits_its_expert(kind: str | None) -> None:
 @pytest.mark.parametrize("kind", [None, INT8, pytest.param(FLOAT8, marks=pytest.mark.long)])
 def test_products_on_cuda(kind: str | None) -> None:
     """With more rows of an expert than a tile has, and with some."""
-    weight: Matrix = draw(EXPERTS * OUTPUTS, INPUTS).to(DEVICE, HALF)
-    if kind is not None:
-        weight = BlockMatrix(kind, quantize(kind, weight), (EXPERTS * OUTPUTS, INPUTS))
+    dense = draw(EXPERTS * OUTPUTS, INPUTS).to(DEVICE, HALF)
+    weight = dense if kind is None else BlockMatrix(kind, quantize(kind, dense), (EXPERTS * OUTPUTS, INPUTS))
     bias = draw(EXPERTS, OUTPUTS).to(DEVICE, HALF)
     linear = DenseLinear(weight, bias, EXPERTS, dtype=HALF)
     for tokens in (1, 90):

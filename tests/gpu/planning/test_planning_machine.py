@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 import pytest
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -22,11 +23,13 @@ from app.domain.memory_map import StepCounts, TextUse
 from app.domain.values import FinishReason, KVPolicy, SamplingParams, SessionId, StopRule, Ticket, TokenLogprobs
 from app.gpu.commands.dispatch import CommandHandler
 from app.gpu.commands.whitebox import Whitebox
+from app.gpu.kernels.linear import DenseLinear
 from app.gpu.kv.cache import KVCache
 from app.gpu.kv.loan import lend_nothing
 from app.gpu.kv.phases import Phases
 from app.gpu.kv.placement import Placement
 from app.gpu.kv.tiers import KVTiers
+from app.gpu.models.adapters import Adapters
 from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.queue import StepPlan
 from app.gpu.planning.scheduler import Scheduler
@@ -114,6 +117,7 @@ class PlanningMachine(RuleBasedStateMachine):
             whitebox,
             text=lambda: TextUse(0, 0),
             steps=StepCounts,
+            adapters=Adapters("none here", DenseLinear, torch.device("cpu"), 0),
             saved={},
             refused=(),
             connections=SocketTable(),

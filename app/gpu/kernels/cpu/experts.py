@@ -138,15 +138,14 @@ def _route(
     renormalized: bool,
 ) -> None:
     """Draw tokens until none is left."""
+    corrections: Any = correction
     while True:
         token = draw(a)
         if token >= tokens:
             return
-        own, score, choice = (
-            logits[token * a.logits_stride :],
-            scores[token * experts :],
-            choices[token * (experts + groups) :],
-        )
+        own: Any = logits[token * a.logits_stride :]
+        score: Any = scores[token * experts :]
+        choice: Any = choices[token * (experts + groups) :]
         if sigmoid:
             for i in range(experts):
                 score[i] = _ONE / (_ONE + _power(-widen(own[i])))
@@ -160,10 +159,12 @@ def _route(
             for i in range(experts):
                 score[i] /= total
         for i in range(experts):
-            choice[i] = score[i] + widen(correction[i]) if corrected else score[i]
+            choice[i] = score[i] + widen(corrections[i]) if corrected else score[i]
         if groups > 1:
             _close_groups(choice, experts, groups, top_groups)
-        chosen, weight, total = ids[token * top_k :], weights[token * top_k :], np.float32(0)
+        chosen: Any = ids[token * top_k :]
+        weight: Any = weights[token * top_k :]
+        total = np.float32(0)
         for k in range(top_k):
             best = _best(choice, 0, experts)
             chosen[k], weight[k] = best, score[best]
@@ -220,7 +221,7 @@ def _group(
         ends[i] = 0
     for visit in range(tokens * top_k):
         ends[ids[visit]] += 1
-    total = 0
+    total: Any = 0
     for i in range(experts):
         starts[i] = total
         total += ends[i]
@@ -262,21 +263,24 @@ def _combine(
     has_gate: bool,
 ) -> None:
     """Draw tokens until none is left. Sums are float32, the visits in the order of the token's choice."""
+    all_shared: Any = shared
+    gates: Any = gate
     while True:
         token = draw(a)
         if token >= tokens:
             return
-        total = out[token * width :]
+        total: Any = out[token * width :]
         for i in range(width):
             total[i] = np.float32(0)
         for k in range(top_k):
-            own, weight = visits[places[token * top_k + k] * width :], weights[token * top_k + k]
+            own: Any = visits[places[token * top_k + k] * width :]
+            weight: Any = weights[token * top_k + k]
             for i in range(width):
                 total[i] += weight * widen(own[i])
         if has_shared:
-            more, weight = shared[token * a.shared_stride :], _ONE
+            more, weight = all_shared[token * a.shared_stride :], _ONE
             if has_gate:
-                weight = _ONE / (_ONE + _power(-widen(gate[token * a.gate_stride])))
+                weight = _ONE / (_ONE + _power(-widen(gates[token * a.gate_stride])))
             for i in range(width):
                 total[i] += weight * widen(more[i])
 

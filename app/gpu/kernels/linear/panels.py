@@ -188,17 +188,20 @@ def _multiply(
             return
         own = scratch + thread * part * panel_bytes
     parts = (panels + part - 1) // part
-    expert, turn, rows, base = 0, 0, tokens, 0
+    expert, turn = 0, 0
+    rows: Any = tokens
+    base: Any = 0
+    bounds: Any = starts
     while a.short == 0:
         item = draw(a)
         if grouped:  # parts of the first expert that has rows, then of the next: items only grow
-            while expert < experts and (starts[expert] == starts[expert + 1] or turn < item // parts):
-                turn += 1 if starts[expert] < starts[expert + 1] else 0
+            while expert < experts and (bounds[expert] == bounds[expert + 1] or turn < item // parts):
+                turn += 1 if bounds[expert] < bounds[expert + 1] else 0
                 expert += 1
             if expert == experts:
                 return
-            base, item = starts[expert], item % parts
-            rows = starts[expert + 1] - base
+            base, item = bounds[expert], item % parts
+            rows = bounds[expert + 1] - base
         first = item * part
         if first >= panels:
             return
