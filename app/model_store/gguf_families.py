@@ -281,7 +281,7 @@ def index_tensors(model: GgufModel, config: PretrainedConfig, shapes: Shapes) ->
             file, tensor = model.tensors[place]
             added = family.norms if "norm" in name and name.endswith(".weight") else 0.0
             found = _entry(tensor, file, part, of_part, heads.get(name.split(".")[-2], 0), added)
-            tensors |= _of_each(part, found) if apart and part != name else {part: found}
+            tensors |= _of_each(part, found) if apart and _FUSED.fullmatch(name) else {part: found}
     if lacking:
         raise ValueError(f"it lacks {', '.join(sorted(lacking)[:5])}")
     left = sorted(model.tensors.keys() - used - {"rope_freqs.weight"})

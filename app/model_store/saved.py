@@ -53,7 +53,7 @@ _TOKENIZER = "tokenizer.json"
 
 
 class SavedConfig(SimpleNamespace):
-    """A Transformers configuration with all its entries, as Djinn's own stacks read it."""
+    """A Transformers configuration with all its entries, under all their names, as Djinn's own stacks read it."""
 
     def to_dict(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -80,6 +80,7 @@ def save(folder: Path) -> None:
     tokenizer = ModelTokenizer.of(found)
     tokenizer.backend.save(str(folder / _TOKENIZER))
     entries = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
+    entries |= {other: getattr(config, name) for other, name in config.attribute_map.items() if name in entries}
     facts = {each.name: getattr(tokenizer, each.name) for each in fields(tokenizer) if each.name != "backend"}
     kept = {"config": entries, "tokenizer": facts}
     (folder / SAVED).write_text(json.dumps(kept, default=str))

@@ -206,8 +206,14 @@ def _take_experts(parts: Parts, name: str, mixture: Mixture) -> tuple[Matrix, Ma
 
 
 def _take_turned(parts: Parts, name: str, mixture: Mixture) -> tuple[Matrix, Matrix]:
-    """The same of a mixture that is `turned`."""
+    """The same of a mixture that is `turned`. A GGUF file has it as any other, all experts' gates in one tensor."""
     count, width, hidden = mixture.experts, mixture.width, parts.config.hidden_size
+    if parts.source.holds(f"{name}.gate_proj"):
+        take, shard = parts.source.take_matrix, parts.shard
+        gates, ups = (split(take(f"{name}.{each}_proj", (count, width, hidden)), width) for each in ("gate", "up"))
+        downs = split(take(f"{name}.down_proj", (count, hidden, width)), hidden)
+        both = [shard.rows(each) for pair in zip(gates, ups, strict=True) for each in pair]
+        return stack(both), stack([shard.columns(each) for each in downs])
     gate_up = dense_of(parts.source.take_matrix(f"{name}.gate_up_proj", (count, hidden, 2 * width)))
     down = dense_of(parts.source.take_matrix(f"{name}.down_proj", (count, width, hidden)))
     first = gate_up.view(count, hidden, width, 2).permute(0, 3, 2, 1).reshape(-1, width, hidden)
@@ -220,7 +226,11 @@ def _take_turned(parts: Parts, name: str, mixture: Mixture) -> tuple[Matrix, Mat
 
 def _take_turned_biases(parts: Parts, name: str, mixture: Mixture) -> tuple[Tensor, Tensor | None]:
     count, width, shard = mixture.experts, mixture.width, parts.shard
-    gate_up = parts.source.take(f"{name}.gate_up_proj_bias", (count, 2 * width)).view(count, width, 2)
+    if parts.source.holds(f"{name}.gate_proj_bias"):
+        both = [parts.source.take(f"{name}.{each}_proj_bias", (count, width)) for each in ("gate", "up")]
+        gate_up = torch.stack(both, 2)
+    else:
+        gate_up = parts.source.take(f"{name}.gate_up_proj_bias", (count, 2 * width)).view(count, width, 2)
     share = shard.values(gate_up.permute(1, 0, 2)).permute(1, 2, 0)
     return share.reshape(count, -1), shard.once(
         parts.source.take(f"{name}.down_proj_bias", (count, parts.config.hidden_size))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import prod
 from pathlib import Path
 
 import torch
@@ -39,12 +40,12 @@ class GgufFile(WeightSource):
         tensor = self._index.tensors[stored]
         self._require_shape(name, tensor.shape, shape)
         if self._format.on_meta:
-            count = shape[0] if len(shape) > 1 else 1
-            rows = torch.empty((count, tensor.nbytes // count), dtype=torch.uint8, device="meta")
+            rows = torch.empty(tensor.nbytes, dtype=torch.uint8, device="meta")
         else:
             rows = torch.from_numpy(self._index.rows(stored))
         if tensor.kind in FLOATS:
             return rows.view(FLOATS[tensor.kind]).view(shape)
+        rows = rows.view(prod(shape[:-1]), -1)
         return BlockMatrix(tensor.kind, rows, (len(rows), shape[-1]))
 
 

@@ -20,11 +20,14 @@ from app.domain.values import WeightsDtype
 from app.gpu.kernels.linear.base import BlockMatrix, Matrix, dense_of, stored_rows
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
+from app.gpu.models.recipe import Recipe
+from app.gpu.startup.weights import needed_bytes
 from app.gpu.weights.checkpoint import GgufFile, weights_of
 from app.gpu.weights.source import RandomWeights, SafetensorsFolder, TensorFormat
 from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel, fingerprint, resolve
 from app.model_store.tensors import stored_sizes
+from app.settings import Settings
 from tests.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.models.driving import Drive, assert_agrees
 from tests.gpu.models.oracle import build_model, expect, save_model, tiny_config
@@ -328,6 +331,7 @@ def test_a_model_from_files_of_any_architecture_agrees_with_what_was_written(tmp
     stack = load_stack(model, device=CPU, dtype=torch.float32, attention=ReferenceAttention())
     [found] = Drive(stack, [tokens]).run([{0: len(tokens)}])
     assert_agrees(found, expect(written, tokens))
+    assert needed_bytes(Recipe.choose(model, Settings(model=str(last), dtype="float32").engine())) > 0
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
     last.unlink()
     with pytest.raises(UnknownModel, match=f"{last.name} is not there"):
