@@ -23,10 +23,10 @@ from app.batches.files import FileStore
 from app.batches.runner import Batches
 from app.cluster.cluster import Cluster
 from app.cluster.forward import Forwarding
+from app.cluster.key import ClusterKey
 from app.cluster.membership import Membership
 from app.cluster.moves.bindings import Bindings
 from app.cluster.moves.doors import ClusterDoors
-from app.cluster.moves.key import ClusterKey
 from app.domain.errors import DjinnError, FieldOutOfRange
 from app.domain.values import NEUTRAL, KVPolicy, SamplingDefaults
 from app.engine_process.engine import EngineProcess
@@ -324,7 +324,7 @@ def create_app(
     # Before anything of the journal is served: another server may have its sessions.
     joined = None
     if cluster_key is not None and journal is not None:
-        joined = Membership.join(settings, journal, keeper.homes.seq), cluster_key
+        joined = Membership.join(settings, journal, keeper.homes.seq, cluster_key), cluster_key
     info = replace(engine.info, adapters=())
     feed, metrics = Feed(), Metrics(info.name)
     table = SessionTable(settings.max_sessions, tenancy.quotas, feed)

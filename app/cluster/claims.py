@@ -17,6 +17,7 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from app.cluster.key import ClusterKey
 from app.cluster.load import Load
 from app.cluster.store import FLEET, JOURNAL, MEMBER, TOMB, Store
 from app.domain.errors import DirectoryAway, FieldOutOfRange
@@ -39,6 +40,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """Where the others reach it, without a slash at its end."""
     journal: str
     """The UUID of its journal."""
+    proof: str = ""
+    """Signs these three with the cluster's key: see `proven`."""
     place: str = ""
     """The journal's file on this machine, since that was started; empty where the system does not tell."""
     role: str = "both"
@@ -47,6 +50,22 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     left: bool = False
     """Whether it ends, and all its sessions have gone to others."""
     load: Load | None = None
+
+
+def proven(member: Member, key: ClusterKey) -> Member:
+    """The same with a proof that it has the key. Clients' requests and their keys go where an entry of the store says:
+    one without the proof is of a server with another key, or of somebody who can write there.
+    """
+    return replace(member, proof=key.sign(*_stated(member)))
+
+
+def is_proven(member: Member, key: ClusterKey) -> bool:
+    """Whether it has the key."""
+    return key.has_signed(member.proof, *_stated(member))
+
+
+def _stated(member: Member) -> tuple[bytes, ...]:
+    return (b"member", member.name.encode(), member.url.encode(), member.journal.encode())
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,14 +130,14 @@ class Roster:
         )
 
 
-async def claim(store: Store, name: str, mine: Record, place: str) -> None:
+async def claim(store: Store, name: str, mine: Record, place: str, key: ClusterKey) -> None:
     """Have the name belong to this start of a journal, whose folder this process holds. Waits while the store is away,
-    and for the lease of a replica of that name that may be dead.
+    and for the leases of a replica of that name, and of replicas with another cluster key, that may be dead.
 
     Raises `FieldOutOfRange` if the name is another journal's, if this journal is older than the name's or a copy of it,
-    or if a replica of that name lives.
+    or if a replica of that name or with another key lives.
     """
-    key = f"{JOURNAL}{name}"
+    entry = f"{JOURNAL}{name}"
     waits_since, told_at = time.monotonic(), -SAY_AGAIN_S
     while True:
         try:
@@ -127,13 +146,20 @@ async def claim(store: Store, name: str, mine: Record, place: str) -> None:
             is_mine = before is not None and before.attempt == mine.attempt
             if not is_mine:
                 _require_free(name, before, mine, roster.tombs, store.shown)
+            stranger = next((each for each in roster.members.values() if not is_proven(each, key)), None)
             # This process has the folder's lock: whoever had this very file on this machine is dead.
-            if other is None or (place and other.place == place):
+            if stranger is None and (other is None or (place and other.place == place)):
                 if is_mine:
                     return
-                await store.swap(key, roster.texts.get(name), encode(mine))
+                await store.swap(entry, roster.texts.get(name), encode(mine))
                 continue  # look again: the former server may have come back meanwhile, and goes when it sees this
-            if not is_mine and time.monotonic() - waits_since > PATIENCE_S:
+            if stranger is not None and time.monotonic() - waits_since > PATIENCE_S:
+                raise FieldOutOfRange(
+                    f"cluster_key_file: {stranger.name} at {stranger.url} has another key or another version of Djinn. "
+                    "All replicas need the same; another cluster needs another store or prefix",
+                    param="cluster_key_file",
+                )
+            if other is not None and not is_mine and time.monotonic() - waits_since > PATIENCE_S:
                 raise FieldOutOfRange(
                     f"replica: {name} runs already, at {other.url}: end it first. This folder may be a copy of its own",
                     param="replica",

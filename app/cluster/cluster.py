@@ -10,6 +10,7 @@ from functools import partial
 
 from app.cluster.fleet import Fleet, State
 from app.cluster.hop import Hops
+from app.cluster.key import ClusterKey
 from app.cluster.load import Load
 from app.cluster.membership import Membership, name_key, session_key
 from app.cluster.moves.arrivals import Arrivals
@@ -18,7 +19,6 @@ from app.cluster.moves.bindings import Bindings
 from app.cluster.moves.calls import PeerCalls
 from app.cluster.moves.departures import Departures
 from app.cluster.moves.draining import Draining
-from app.cluster.moves.key import ClusterKey
 from app.cluster.owners import Owners
 from app.cluster.prefill import Prefill
 from app.domain.errors import DirectoryAway, DjinnError

@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope
 
 from app.cluster.fleet import Fleet, Replica
-from app.cluster.moves.key import ClusterKey
+from app.cluster.key import ClusterKey
 from app.cluster.wires import Wires
 from app.domain.errors import DjinnError, PeerStranger, ReplicaAway, ReplicaLost, TooLarge
 from app.web.middleware import HOP

@@ -13,7 +13,8 @@ from typing import Self
 import msgspec
 from msgspec.structs import replace
 
-from app.cluster.claims import Member, Record, Roster, claim, decode, encode
+from app.cluster.claims import Member, Record, Roster, claim, decode, encode, is_proven, proven
+from app.cluster.key import ClusterKey
 from app.cluster.load import Load
 from app.cluster.store import FLEET, JOURNAL, MEMBER, PLACE, TOMB, Store, open_store
 from app.domain.errors import DirectoryAway, Fenced, WrongState
@@ -69,10 +70,16 @@ class Membership:
     """This replica among those of its cluster: `async with` it to be one of them. Used on one event loop."""
 
     def __init__(
-        self, store: Store, me: Member, record: Record, *, may_serve: Callable[[], bool] = lambda: True
+        self,
+        store: Store,
+        me: Member,
+        record: Record,
+        key: ClusterKey,
+        *,
+        may_serve: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`record` is what `claim` has put into the store. While it may not serve, as its folder's lease has run out,
-        the replica does not say that it is there.
+        """`record` is what `claim` has put into the store. Replicas that lack the `key` are not seen. While it may not
+        serve, as its folder's lease has run out, the replica does not say that it is there.
         """
         self.name = me.name
         self.members: Mapping[str, Member] = MappingProxyType({})
@@ -86,7 +93,9 @@ class Membership:
         self.held: Callable[[], Iterable[str]] = lambda: ()
         """Keys of all that is here and that ids do not tell: the store must know them, whatever it loses."""
         self._store = store
-        self._me = me
+        self._me = proven(me, key)
+        self._key = key
+        self._strangers: frozenset[str] = frozenset()
         self._record, self._text = record, encode(record)
         self._may_serve = may_serve
         self._news = asyncio.Event()
@@ -119,7 +128,7 @@ class Membership:
             await self._store.take_back(f"{MEMBER}{self.name}")
 
     @classmethod
-    def join(cls, settings: Settings, journal: Journal, moves: int) -> Self:
+    def join(cls, settings: Settings, journal: Journal, moves: int, key: ClusterKey) -> Self:
         """Claim the name of the settings for the journal, which is loaded and not started, and has seen so many changes
         of homes. Call outside of an event loop. Raises what `claim` and `open_store` raise.
         """
@@ -133,7 +142,7 @@ class Membership:
         async def claimed() -> None:
             store = open_store(address)
             try:
-                await claim(store, name, record, place)
+                await claim(store, name, record, place, key)
             finally:
                 await store.close()
 
@@ -142,7 +151,7 @@ class Membership:
         me = Member(name=name, url=settings.url, journal=mine.uuid, place=place, role=settings.role)
         lease = journal.lease
         may_serve = (lambda: True) if lease is None else (lambda: lease.holds)
-        return cls(open_store(address), me, record, may_serve=may_serve)
+        return cls(open_store(address), me, record, key, may_serve=may_serve)
 
     async def end(self, start: int | None) -> None:
         """Say that the server has ended in order, when its journal is closed with the number `start`; None: it is not.
@@ -319,14 +328,29 @@ class Membership:
             self.is_away, self._back_at = False, now
             logger.warning("the cluster's store answers again")
         # Others have not renewed their leases either while it was away: they are given the time to come back.
-        before, members = self.members, roster.members
+        before, members = self.members, self._proven(roster)
         if now < self._back_at + LEASE_S:
             members = {**before, **members}
         away_for_good = {name for name, record in roster.records.items() if record.ended and record.left}
         known = (roster.records.keys() | members.keys() | {self.name}) - (away_for_good - members.keys())
+        for name in sorted((members.keys() - before.keys()) - {self.name}):
+            logger.info("replica %s is there, at %s", name, members[name].url)
+        for name in sorted((before.keys() - members.keys()) - {self.name}):
+            logger.warning("replica %s is away", name)
         if was_away or members != before or known != self.known:
             self.members, self.known = MappingProxyType(dict(members)), frozenset(known)
             self._tell()
+
+    def _proven(self, roster: Roster) -> dict[str, Member]:
+        """Its members that have the cluster's key."""
+        found = {
+            name: each for name, each in roster.members.items() if each.name == name and is_proven(each, self._key)
+        }
+        strangers = frozenset(roster.members.keys() - found.keys())
+        for name in strangers - self._strangers:
+            logger.error("%s at %s lacks the key of this cluster: it gets nothing", name, roster.members[name].url)
+        self._strangers = strangers
+        return found
 
     async def _record_anew(self) -> None:
         """Write what a store that has lost everything must know of this replica."""

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -64,10 +65,11 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The replica that has it. `is_sure`: every replica has answered."""
+    """The replica that has it. `is_sure`: every replica has answered. Those that are `silent` have not."""
 
     replica: Replica | None
     is_sure: bool
+    silent: tuple[str, ...] = ()
 
 
 Question = tuple[bytes, tuple[bytes, ...]]
@@ -160,7 +162,14 @@ class Owners:
 
     async def _of_bound(self, key: str, seek: Seek | None) -> Owner:
         """The replica of a key that the store knows, or from now on."""
-        known = self._recall(key) or await self._names.find(key)
+        try:
+            known = self._recall(key) or await self._names.find(key)
+        except DirectoryAway:  # a session that is there goes on all the same
+            with suppress(ReplicaAway):
+                if seek is not None and (found := await seek()) is not None:
+                    self._remember(key, found.name)
+                    return Owner(found, key, seek=seek, is_name=True)
+            raise
         if known is None:
             placed = self._fleet.place().name
             known = await self._names.bind(key, placed)
@@ -222,7 +231,8 @@ class Owners:
                 asking.add_done_callback(lambda task: self._note(question, task))
             found = await asyncio.shield(asking)
         if found.replica is None and not found.is_sure:
-            raise ReplicaAway("a replica that may have it does not answer: try again")
+            who = f"replica {', '.join(found.silent)}" if found.silent else "a replica"
+            raise ReplicaAway(f"{who} may have it, and does not answer: try again")
         return found.replica
 
     async def _ask_all(self, path: bytes, scope: Scope, has_it: HasIt) -> _Found:
@@ -236,13 +246,12 @@ class Owners:
         left = {answer.replica: self._fleet.find(answer.moved_to) for answer, _ in told if answer.moved_to}
         last = [home for home in left.values() if home is not None and home not in left]  # not handed on since
         answered = {answer.replica for answer, _ in told}
-        is_told = {each.name for each in answered} >= set(self._names.known) and all(
-            answer.status in DEFINITE for answer, _ in told
-        )
+        silent = set(self._names.known) - {answer.replica.name for answer, _ in told if answer.status in DEFINITE}
+        is_told = not silent and all(answer.status in DEFINITE for answer, _ in told)
         if not is_told:  # one that lacks it may have forgotten to whom it has handed it on
             last = [home for home in last if home.state is not State.AWAY and home not in answered]
         found = next(iter([*has, *last]), None)
-        return _Found(found, is_told and (not left or None in left.values()))
+        return _Found(found, is_told and (not left or None in left.values()), tuple(sorted(silent)))
 
     def _note(self, question: Question, task: asyncio.Task[_Found]) -> None:
         del self._asking[question]

@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 
 from app.cluster.fleet import Fleet, Replica
+from app.cluster.key import ClusterKey
 from app.cluster.moves.calls import PeerCalls, give
 from app.cluster.moves.doors import Way, read_message
-from app.cluster.moves.key import ClusterKey
 from app.cluster.moves.wire import PREFIX, Model
 from app.domain.errors import DjinnError, PeerAway, PeerFull, PeerMismatch, WrongState
 from app.domain.homes import new_session_id

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ByteSize, Field, field_validato
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.domain.homes import REPLICA_NAME
+from app.domain.text import is_loopback
 from app.domain.values import KVBudget, KVPolicy
 from app.settings.access import AccessSettings
 from app.settings.model import ModelSettings
@@ -277,7 +278,13 @@ class Settings(LimitSettings, ModelSettings, ClusterSettings, AccessSettings, Ba
             raise ValueError("role: needs cluster, whose servers compute prompts for each other")
         if self.cluster is None and self.advertise is not None:
             raise ValueError("advertise: needs cluster, whose servers it is told to")
-        if self.cluster is not None and self.advertise is None and (self.host in EVERY_ADDRESS or not self.port):
+        if self.cluster is None or self.advertise is not None:
+            return self
+        if is_loopback(self.host) and not _is_on_this_machine(self.cluster):
+            raise ValueError(
+                f"advertise: servers on other machines cannot reach this one at {self.host}: set host, or say how"
+            )
+        if self.host in EVERY_ADDRESS or not self.port:
             raise ValueError(
                 f"advertise: other servers cannot reach this one at {self.host}, port {self.port}: say how they can"
             )
@@ -318,3 +325,12 @@ class Settings(LimitSettings, ModelSettings, ClusterSettings, AccessSettings, Ba
             "lora_bytes": int(self.max_lora_bytes) if self.lora or self.lora_dir else 0,
         }
         return EngineSettings(**{**{name: getattr(self, name) for name in named}, **derived})
+
+
+def _is_on_this_machine(cluster: str) -> bool:
+    """Whether the store of that address is: so are all replicas then, as far as is known."""
+    parts = urlsplit(cluster)
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    return not parts.scheme.startswith("etcd") or all(
+        is_loopback(each.rpartition(":")[0].strip("[]")) for each in hosts
+    )

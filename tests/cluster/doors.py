@@ -13,7 +13,7 @@ from app.cluster.claims import Member
 from app.cluster.fleet import Fleet
 from app.cluster.forward import Forwarding
 from app.cluster.hop import Hops
-from app.cluster.moves.key import ClusterKey
+from app.cluster.key import ClusterKey
 from app.cluster.owners import Owners
 from app.domain.errors import DirectoryAway, PeerStranger
 from app.web.middleware import RequestMiddleware

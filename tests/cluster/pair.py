@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import httpx
 from openai import OpenAI
 
-from app.cluster.moves.key import ClusterKey
+from app.cluster.key import ClusterKey
 from client import Djinn
 from tests.durability.restarting import generate, open_session
 from tests.orderly import ServerThread

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from app.cluster.key import ClusterKey
 from app.cluster.membership import name_key, session_key
-from app.cluster.moves.key import ClusterKey
 from tests.cluster.doors import Door, Known, serving_door, serving_stub, until
 from tests.cluster.pair import KEY, code
 from tests.errors import error_response

@@ -193,14 +193,15 @@ def test_a_session_that_nobody_has_is_not_found(client: httpx.Client, session: s
     assert code(client.get(f"/v1/sessions/{session}")) == (404, "not_found")
 
 
-def test_without_its_store_ids_still_name_their_owners() -> None:
+def test_without_its_store_ids_and_names_of_sessions_still_find_their_owners() -> None:
     async def replica(scope: Any, receive: Any, send: Any) -> None:
-        await JSONResponse({"at": "a"})(scope, receive, send)
+        is_asked_for_own = scope["query_string"] == b"limit=1&name=own"
+        await JSONResponse({"at": "a", "data": [{}] if is_asked_for_own else []})(scope, receive, send)
 
     with serving_stub(replica) as url, serving_door({"a": url}, Known({}, is_away=True)) as door:
         session, call = "ses_a_" + "0" * 36, f"{door.url}/v1/completions"
-        for headers in ({"X-Session-ID": session}, {"x-session-token": session}, {}):
-            assert httpx.post(call, json={}, headers=headers).json() == {"at": "a"}
+        for headers in ({"X-Session-ID": session}, {"x-session-token": session}, {"X-Session-ID": "own"}, {}):
+            assert httpx.post(call, json={}, headers=headers).json()["at"] == "a"
         named = httpx.post(call, json={}, headers={"X-Session-ID": "a name"})
         assert code(named) == (503, "directory_away")
         assert int(named.headers["Retry-After"]) > 0

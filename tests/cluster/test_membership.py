@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from app.cluster import claims, membership
 from app.cluster.claims import Member, Record, claim, declare_ended, forget
+from app.cluster.key import ClusterKey
 from app.cluster.load import Load
 from app.cluster.membership import Membership
 from app.cluster.store import Store, open_store
@@ -18,6 +19,7 @@ from app.domain.errors import Fenced, FieldOutOfRange, WrongState
 from tests.waiting import until
 
 JOURNAL = "11111111"
+KEY, OTHER_KEY = ClusterKey(b"one key of a cluster"), ClusterKey(b"another one")
 FIRST = Record(journal=JOURNAL, start=1, attempt="first", file=7)
 Another = Callable[[], Store]
 
@@ -51,8 +53,8 @@ def me(name: str, record: Record = FIRST) -> Member:
 
 @asynccontextmanager
 async def joined(store: Store, name: str, record: Record = FIRST) -> AsyncIterator[Membership]:
-    await claim(store, name, record, "here 7")
-    async with Membership(store, me(name, record), record) as found:
+    await claim(store, name, record, "here 7", KEY)
+    async with Membership(store, me(name, record), record, KEY) as found:
         yield found
 
 
@@ -64,7 +66,7 @@ def freeze(one: Membership) -> None:
 
 async def refused(store: Store, record: Record, place: str = "there 9") -> str:
     with pytest.raises(FieldOutOfRange) as error:
-        await claim(store, "a", record, place)
+        await claim(store, "a", record, place, KEY)
     return error.value.message
 
 
@@ -136,12 +138,12 @@ async def test_a_folder_that_is_empty_old_or_a_copy_is_refused(
     another: Another, changed: dict[str, object], why: str
 ) -> None:
     store, last = another(), replace(FIRST, start=5, moves=3)
-    await claim(store, "a", last, "here 7")
+    await claim(store, "a", last, "here 7", KEY)
     new = {"start": 6, "moves": 3, "attempt": "second", **changed}
     with pytest.raises(FieldOutOfRange, match=why):
-        await claim(store, "a", replace(FIRST, **new), "there 9")
-    await claim(store, "a", last, "here 7")  # one whose answer was lost
-    await claim(store, "a", replace(last, start=6, attempt="third"), "elsewhere")  # the disk is on another machine
+        await claim(store, "a", replace(FIRST, **new), "there 9", KEY)
+    await claim(store, "a", last, "here 7", KEY)  # one whose answer was lost
+    await claim(store, "a", replace(last, start=6, attempt="third"), "elsewhere", KEY)  # the disk is on another machine
 
 
 async def test_a_copy_goes_on_after_an_orderly_end_or_an_operators_word(another: Another) -> None:
@@ -150,11 +152,11 @@ async def test_a_copy_goes_on_after_an_orderly_end_or_an_operators_word(another:
         pass
     await a.end(2)
     assert "older copy" in await refused(store, replace(copy, start=2))  # made before that end
-    await claim(store, "a", copy, "there 9")
+    await claim(store, "a", copy, "there 9", KEY)
     later = replace(copy, start=4, attempt="third", file=9)
     assert "not ended in order" in await refused(store, later)
     await declare_ended(store, "a")
-    await claim(store, "a", later, "there 9")
+    await claim(store, "a", later, "there 9", KEY)
 
 
 async def test_a_living_replica_is_not_replaced_but_by_its_own_restart(another: Another) -> None:
@@ -162,7 +164,7 @@ async def test_a_living_replica_is_not_replaced_but_by_its_own_restart(another: 
     async with joined(another(), "a") as a:
         assert "a runs already, at http://a" in await refused(store, second)
         freeze(a)
-        await claim(store, "a", second, "here 7")  # it has the folder's lock, so the other is dead: no wait
+        await claim(store, "a", second, "here 7", KEY)  # it has the folder's lock, so the other is dead: no wait
     async with a:
         await until(lambda: a.is_lost)
         with pytest.raises(Fenced, match="another one has its name"):
@@ -181,7 +183,7 @@ async def test_what_is_forgotten_never_comes_back(another: Another) -> None:
         assert await forget(store, "a") == JOURNAL
         assert await b.is_buried(JOURNAL)
         await until(lambda: b.is_lost)  # it has the same journal
-        await claim(store, "a", replace(FIRST, journal="2222", attempt="new"), "here 8")
+        await claim(store, "a", replace(FIRST, journal="2222", attempt="new"), "here 8", KEY)
         async with a:
             await until(lambda: a.is_lost)
     assert "was given up by djinn cluster forget" in await refused(store, replace(FIRST, start=9, attempt="again"))
@@ -209,7 +211,7 @@ async def test_a_place_that_nobody_has_used_for_a_month_is_forgotten(
         monkeypatch.setattr(membership, "_day", lambda: days + 20)
         assert await a.find("used") == "a"
     monkeypatch.setattr(membership, "_day", lambda: days + 32)
-    again = Membership(another(), me("a"), FIRST)
+    again = Membership(another(), me("a"), FIRST, KEY)
     again.held = lambda: ["held"]
     async with again:
         while len(places := set(await again._store.read_all("place/"))) > 2:  # noqa: ASYNC110
@@ -221,3 +223,20 @@ async def test_moves_are_noted_by_many_at_once(another: Another) -> None:
     async with joined(another(), "a") as a:
         await asyncio.gather(*(a.note_moves(number) for number in (3, 5, 4)))
     assert "and 5 there" in await refused(another(), replace(FIRST, start=2, attempt="x", moves=4))
+
+
+async def test_only_replicas_with_the_clusters_key_are_there(another: Another) -> None:
+    async with joined(another(), "a") as a:
+        with pytest.raises(FieldOutOfRange, match="cluster_key_file: a at http://a has another key"):
+            await claim(another(), "b", replace(FIRST, journal="2222", attempt="b"), "", OTHER_KEY)
+        b, c = me("b"), claims.proven(me("c"), KEY)
+        for name, entry in {
+            "b": b,
+            "c": replace(c, url="http://stranger"),
+            "d": c,
+            "e": claims.proven(b, OTHER_KEY),
+        }.items():
+            await another().lend(f"fleet/member/{name}", claims.encode(entry), 60.0)
+        await another().lend("fleet/member/c2", claims.encode(claims.proven(me("c2"), KEY)), 60.0)
+        await until(lambda: "c2" in a.members)
+        assert set(a.members) == {"a", "c2"}

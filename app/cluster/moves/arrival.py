@@ -10,9 +10,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from app.cluster.key import new_nonce
 from app.cluster.moves.bindings import Brought
 from app.cluster.moves.calls import give
-from app.cluster.moves.key import new_nonce
 from app.cluster.moves.wire import FORMAT, Answer, Model, Offer
 from app.domain.breakpoints import Intervention
 from app.domain.errors import JournalUnavailable, Moving, NotDurable, PeerFull, PeerMismatch, WrongState

@@ -13,7 +13,7 @@ import httpcore
 import msgspec
 
 from app.cluster.fleet import Replica
-from app.cluster.moves.key import SIGNATURE, ClusterKey, is_answer, sign_request
+from app.cluster.key import SIGNATURE, ClusterKey, is_answer, sign_request
 from app.cluster.moves.wire import OFFER, Answer, Offer, Question, Step, encode
 from app.domain.errors import EngineRestarting, PeerAway, PeerStranger
 from app.engine_process.executor import EngineExecutor

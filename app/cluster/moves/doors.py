@@ -15,11 +15,11 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.cluster.key import SIGNATURE, ClusterKey, is_body, is_request, sign_answer
 from app.cluster.moves import wire
 from app.cluster.moves.arrival import Arrival
 from app.cluster.moves.arrivals import Arrivals
 from app.cluster.moves.bindings import MAX_RESPONSE_BYTES
-from app.cluster.moves.key import SIGNATURE, ClusterKey, is_body, is_request, sign_answer
 from app.cluster.moves.wire import ABORT, COMMIT, OFFER, PREFIX, SETTLE, Answer, Offer, Question, Step, encode
 from app.domain.errors import (
     DjinnError,
