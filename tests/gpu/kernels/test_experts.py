@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from app.gpu.kernels import experts as on_cuda
-from app.gpu.kernels.cpu import experts as on_cpu
 from app.gpu.kernels.linear import DenseLinear
 from app.gpu.kernels.linear.base import BlockMatrix, Matrix, dense_of
 from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, quantize
-from app.gpu.kernels.linear.panels import PanelLinear
 from tests.gpu.oracle import rounded
 
 ON_GPU = torch.cuda.is_available()
@@ -40,6 +38,8 @@ ROUTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("how", ROUTINGS)
 def test_a_cpu_takes_tokens_where_operators_take_them(how: str) -> None:
     """The router has more outputs than there are experts."""
+    from app.gpu.kernels.cpu import experts as on_cpu  # Numba, which the tests on a GPU do without
+
     logits, x, shared = draw(9, 20), draw(9, 40), draw(9, 40, seed=1)
     ids, weights = on_cpu.route(logits, VISITS, experts=EXPERTS, **ROUTINGS[how])
     expected_ids, expected = on_cuda.route(logits, VISITS, experts=EXPERTS, **ROUTINGS[how])
@@ -70,6 +70,8 @@ def visited(tokens: int) -> Tensor:
 
 @pytest.mark.parametrize("kind", [None, "bfloat16", INT8])
 def test_a_row_has_its_bits_whoever_visits_its_expert(kind: str | None) -> None:
+    from app.gpu.kernels.linear.panels import PanelLinear
+
     dense = draw(EXPERTS * OUTPUTS, INPUTS)
     weight = BlockMatrix(INT8, quantize(INT8, dense), (EXPERTS * OUTPUTS, INPUTS)) if kind == INT8 else dense
     bias = draw(EXPERTS, OUTPUTS)
