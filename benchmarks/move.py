@@ -18,7 +18,7 @@ from random import Random
 
 import httpx
 
-from app.cluster.moves.key import ClusterKey
+from app.cluster.key import ClusterKey
 from benchmarks.command import bind_to_cores
 from benchmarks.figures import Figure, Target, figure_table
 from benchmarks.spread import middle_half, ratio_of_medians
