@@ -163,6 +163,7 @@ def test_a_vector_steers_from_where_it_is_said_on(server_url: str, djinn: Djinn)
     with djinn.sessions.create() as session:
         session.steer(add="northwards", factor=2.5, layer=1)
         steered = session.generate(prompt="hello", max_tokens=6, temperature=0).text
+    djinn.vectors.delete("northwards")  # other tests list those of this server
     shown = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\ufffd", steered).rstrip("\n")
     assert done.stdout.decode() == f"add 2.5 x a vector of length 8.00 after layer 1\n{shown}\nnothing steers\n"
 
