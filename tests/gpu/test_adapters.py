@@ -218,6 +218,6 @@ def test_hostile_files_are_refused(
     with pytest.raises(AdaptersFull, match=f"{WEIGHTS} has .*unload others"):
         small.load(adapters[2][0])
     assert small.memory().adapters.count == 1
-    foreign = driver_of(ResolvedModel("tiny", tiny_config("gemma"), None, 0, model.weights_dtype))
-    with pytest.raises(BadAdapter, match="'gemma' runs on Transformers' modules, without adapters"):
+    foreign = driver_of(ResolvedModel("tiny", tiny_config("vaultgemma"), None, 0, model.weights_dtype))
+    with pytest.raises(BadAdapter, match="'vaultgemma' runs on Transformers' modules, without adapters"):
         foreign.load(adapters[6][0])
