@@ -19,11 +19,10 @@ from app.cluster.moves.bindings import Bindings
 from app.cluster.moves.calls import PeerCalls
 from app.cluster.moves.departures import Departures
 from app.cluster.moves.draining import Draining
-from app.cluster.owners import Owners
+from app.cluster.owners import Here, Owners
 from app.cluster.prefill import Prefill
 from app.domain.errors import DirectoryAway, DjinnError
 from app.domain.homes import home_of
-from app.domain.values import SessionId
 from app.openai.response_store import ResponseStore
 from app.sessions.named import BoundSessions
 from app.sessions.registry import SessionRegistry
@@ -60,7 +59,7 @@ class Cluster:
         self.membership = membership
         self.fleet = Fleet(membership.name, membership)
         self.hops = Hops(self.fleet, key, membership.changed)
-        self.owners = Owners(self.fleet, membership, self.hops, _Here(registry, bound, responses))
+        self.owners = Owners(self.fleet, membership, self.hops, Here(registry.table, bound, responses))
         self.arrivals = Arrivals(registry, directory, bindings)
         self.departures = Departures(registry, self.fleet, PeerCalls(key), bindings, membership)
         self.draining = Draining(registry, self.departures, self.fleet)
@@ -146,24 +145,3 @@ class Cluster:
                     break
                 except DirectoryAway:
                     await asyncio.sleep(AGAIN_S)
-
-
-class _Here:
-    """What this server has itself."""
-
-    def __init__(self, registry: SessionRegistry, bound: BoundSessions, responses: ResponseStore) -> None:
-        self._registry = registry
-        self._bound = bound
-        self._responses = responses
-
-    def has_session(self, session_id: str) -> bool:
-        """Also one that is about to leave."""
-        return self._registry.table.has(SessionId(session_id))
-
-    def has_response(self, response_id: str) -> bool:
-        """Also one that is being generated, or a conversation."""
-        return self._responses.has(response_id)
-
-    def has_name(self, owner: str | None, name: str) -> bool:
-        """Whether a session here has that name, or is on its way here."""
-        return self._bound.has(owner, name)

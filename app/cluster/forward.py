@@ -16,18 +16,17 @@ from enum import StrEnum
 from http import HTTPStatus
 from typing import Any
 
-import orjson
 from prometheus_client import Counter
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.cluster.fleet import Fleet, Replica
 from app.cluster.gather import Gathered
-from app.cluster.hop import NOT_PASSED, Answer, Body, Gone, Hops
-from app.cluster.membership import session_key
+from app.cluster.hop import NOT_PASSED, Answer, Body, Gone, Hops, moved_to, not_done
+from app.cluster.hop import Headers as RawHeaders
 from app.cluster.owners import Owner, Owners
 from app.cluster.sockets import Sockets
-from app.cluster.targets import OWNED, SESSIONS, About, Target, is_turn, previous_response, target_of
+from app.cluster.targets import OWNED, About, Target, is_turn, previous_response, target_of
 from app.domain.errors import DjinnError, ReplicaAway, ReplicaLost, ReplicaMoving
 from app.domain.homes import home_of
 from app.domain.values import MAX_NAME
@@ -80,12 +79,12 @@ class Turned:
     home: Replica | None = None
 
 
-def turned_away(answer: Answer, fleet: Fleet) -> Turned | None:
-    """What a replica's answer says of that; None: it is the answer."""
-    if answer.status == HTTPStatus.MISDIRECTED_REQUEST:
-        home = fleet.find(answer.moved_to)
+def turned_away(status: int, headers: RawHeaders, fleet: Fleet) -> Turned | None:
+    """What the head of a replica's answer says of that; None: it is the answer."""
+    if status == HTTPStatus.MISDIRECTED_REQUEST:
+        home = fleet.find(moved_to(headers))
         return Turned(Why.LOST if home is None else Why.MOVED, home)
-    why = answer.not_done
+    why = not_done(headers)
     return Turned(Why(why)) if why in (Why.MOVES.value, Why.DRAINS.value, Why.STALLS.value) else None
 
 
@@ -142,14 +141,7 @@ class Following:
 class Forwarding:
     """The middleware. Used on the event loop only."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        fleet: Fleet,
-        owners: Owners,
-        hops: Hops,
-        requests: Counter,
-    ) -> None:
+    def __init__(self, app: ASGIApp, fleet: Fleet, owners: Owners, hops: Hops, requests: Counter) -> None:
         """`requests` counts them, by whether they start a turn, and by their `Way`."""
         hops.inside = self._app = app
         self._fleet = fleet
@@ -279,8 +271,8 @@ class Forwarding:
         """Pass the replica's answer, unless it has turned the request away and another one may do it."""
         replica, loop = owner.replica, asyncio.get_running_loop()
 
-        def turned_on(answer: Answer) -> Turned | None:
-            turned = turned_away(answer, self._fleet)
+        def turned_on(status: int, headers: RawHeaders) -> Turned | None:
+            turned = turned_away(status, headers, self._fleet)
             if turned is not None and following.may_follow(turned, owner, body, loop.time()):
                 return turned
             is_own = replica.name == self._fleet.here
@@ -288,19 +280,16 @@ class Forwarding:
             return None
 
         if replica.name == self._fleet.here:
-            return await self._answer_here(scope, replica, body, send, turned_on)
+            return await self._answer_here(scope, body, send, turned_on)
         self._fleet.reachable(replica.name)
         async with self._hops.asking(replica, scope, body) as answer:
-            if (turned := turned_on(answer)) is not None:
+            if (turned := turned_on(answer.status, answer.headers)) is not None:
                 return turned
-            if answer.status == HTTPStatus.OK and _is_move(scope):
-                await self._pass_move(scope, answer, send)
-            else:
-                await pass_answer(answer, send)
+            await pass_answer(answer, send)
         return None
 
     async def _answer_here(
-        self, scope: Scope, replica: Replica, body: Body, send: Send, turned_on: Callable[[Answer], Turned | None]
+        self, scope: Scope, body: Body, send: Send, turned_on: Callable[[int, RawHeaders], Turned | None]
     ) -> Turned | None:
         """The same of this replica."""
         turned: Turned | None = None
@@ -308,21 +297,12 @@ class Forwarding:
         async def send_own(message: Message) -> None:
             nonlocal turned
             if message["type"] == "http.response.start":
-                turned = turned_on(Answer(replica, message["status"], message.get("headers", []), _no_parts()))
+                turned = turned_on(message["status"], message.get("headers", []))
             if turned is None:
                 await send(message)
 
         await self._app(scope, body.again(), send_own)
         return turned
-
-    async def _pass_move(self, scope: Scope, answer: Answer, send: Send) -> None:
-        """Remember where a session has been moved to: its home may not be there to say so."""
-        content = await answer.read()
-        name, session_id = orjson.loads(content)["replica"], target_of(scope["method"], scope["path"]).id
-        if self._fleet.find(name) is not None:
-            await self._owners.moved(session_key(session_id), name)
-        await send({"type": "http.response.start", "status": answer.status, "headers": passed_headers(answer)})
-        await send({"type": "http.response.body", "body": content})
 
     async def _follow(self, owner: Owner, turned: Turned, body: Body, following: Following) -> Owner:
         """Whom to ask next."""
@@ -424,11 +404,6 @@ def _cut(scope: Scope, error: DjinnError) -> None:
     cut()
 
 
-async def _no_parts() -> Any:
-    return
-    yield
-
-
 def _weight(status: int) -> int:
     """Which of several answers to a DELETE tells most: a refusal, then that something was deleted, then that nothing
     was there.
@@ -436,8 +411,3 @@ def _weight(status: int) -> int:
     if status == HTTPStatus.NOT_FOUND:
         return 0
     return 1 if status < HTTPStatus.BAD_REQUEST else 2
-
-
-def _is_move(scope: Scope) -> bool:
-    path: str = scope["path"]
-    return scope["method"] == "POST" and path.startswith(f"{SESSIONS}/") and path.endswith("/move")

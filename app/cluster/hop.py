@@ -85,6 +85,11 @@ def moved_to(headers: Headers) -> str | None:
     return dict(headers).get(b"djinn-home", b"").decode("latin-1").partition(" ")[0] or None
 
 
+def not_done(headers: Headers) -> str | None:
+    """Why nothing of a request was done that another replica can do; None: the headers say no such thing."""
+    return dict(headers).get(b"djinn-not-done", b"").decode("latin-1") or None
+
+
 def target_bytes(scope: Scope) -> bytes:
     """Path and query as they came."""
     path: bytes = scope.get("raw_path") or scope["path"].encode()
@@ -217,7 +222,7 @@ class Answer:
     @property
     def not_done(self) -> str | None:
         """Why nothing of the request was done that another one can do; None: the answer says no such thing."""
-        return dict(self.headers).get(b"djinn-not-done", b"").decode("latin-1") or None
+        return not_done(self.headers)
 
     async def read(self) -> bytes:
         """All of it. Raises `ReplicaLost` for more than is read whole."""
@@ -303,7 +308,7 @@ class Hops:
                     if not is_repeatable:
                         raise
                     response = await self._send(*request, body.parts())  # a connection that had just closed
-                async with _closing(response):
+                async with contextlib.aclosing(response):
                     yield _answer(replica, response)
         except ReplicaLost:
             if watching.done():
@@ -327,7 +332,7 @@ class Hops:
             return
         async with self.cut_if_lost(replica):
             response = await self._send(replica, "GET", target, headers, None)
-            async with _closing(response):
+            async with contextlib.aclosing(response):
                 yield _answer(replica, response)
 
     async def get(self, replica: Replica, scope: Scope, path: bytes, patience_s: float) -> tuple[Answer, bytes]:
@@ -452,7 +457,7 @@ class Hops:
         try:
             async with asyncio.timeout(LOOK_PATIENCE_S):
                 response = await self._send(replica, "GET", b"/health", [(b"host", f"{host}:{port}".encode())], None)
-                async with _closing(response):
+                async with contextlib.aclosing(response):
                     async for _ in response.aiter_stream():
                         pass
         except (TimeoutError, ReplicaAway, *LOST):
@@ -480,11 +485,3 @@ def _end(limit: asyncio.Timeout) -> None:
 
 def _answer(replica: Replica, response: httpcore.Response) -> Answer:
     return Answer(replica, response.status, end_to_end(response.headers), response.aiter_stream())
-
-
-@contextlib.asynccontextmanager
-async def _closing(response: httpcore.Response) -> AsyncIterator[None]:
-    try:
-        yield
-    finally:
-        await response.aclose()

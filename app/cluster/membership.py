@@ -10,7 +10,6 @@ from contextlib import aclosing, suppress
 from types import MappingProxyType, TracebackType
 from typing import Self
 
-import msgspec
 from msgspec.structs import replace
 
 from app.cluster.claims import Member, Record, Roster, claim, decode, encode, is_proven, proven
@@ -287,7 +286,7 @@ class Membership:
         key = f"{MEMBER}{self.name}"
         if self.is_lost or not self._may_serve():
             await self._store.take_back(key)
-        elif not await self._store.lend(key, msgspec.json.encode(self._me).decode(), LEASE_S):
+        elif not await self._store.lend(key, encode(self._me), LEASE_S):
             await self._look()  # another server may have had the name meanwhile
 
     async def _follow(self) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 from urllib.parse import quote
 
 import orjson
@@ -22,6 +21,10 @@ from app.cluster.membership import Membership, name_key, response_key, session_k
 from app.cluster.targets import CONVERSATIONS, RESPONSES, SESSIONS
 from app.domain.errors import DirectoryAway, ReplicaAway
 from app.domain.homes import home_of, home_of_response
+from app.domain.values import SessionId
+from app.openai.response_store import ResponseStore
+from app.sessions.named import BoundSessions
+from app.sessions.table import SessionTable
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +41,16 @@ DEFINITE = frozenset({200, 401, 403, 404, 421})
 """Statuses of answers by which a replica has it, or has not. Others, such as 429, leave that open."""
 
 
-class Here(Protocol):
+class Here:
     """What this server has itself."""
 
-    def has_session(self, session_id: str) -> bool: ...
-    def has_response(self, response_id: str) -> bool: ...
-    def has_name(self, owner: str | None, name: str) -> bool: ...
+    def __init__(self, sessions: SessionTable, bound: BoundSessions, responses: ResponseStore) -> None:
+        self.has_session: Callable[[str], bool] = lambda session_id: sessions.has(SessionId(session_id))
+        """Also one that is about to leave."""
+        self.has_response: Callable[[str], bool] = responses.has
+        """Also one that is being generated, or a conversation."""
+        self.has_name: Callable[[str | None, str], bool] = bound.has
+        """Whether a session here has that name, or is on its way here."""
 
 
 Seek = Callable[[], Awaitable[Replica | None]]

@@ -11,7 +11,6 @@ import logging
 import socket
 from array import array
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,7 @@ import msgspec
 from app.cluster.fleet import Fleet, Replica
 from app.cluster.key import ClusterKey
 from app.cluster.moves.calls import PeerCalls, give
-from app.cluster.moves.doors import Way, read_message
+from app.cluster.moves.doors import Offered, Way, read_message
 from app.cluster.moves.wire import PREFIX, Model
 from app.domain.errors import DjinnError, PeerAway, PeerFull, PeerMismatch, WrongState
 from app.domain.homes import new_session_id
@@ -68,24 +67,6 @@ class PromptOffer(msgspec.Struct, frozen=True):
     """The number of the first block that is to come."""
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedPrompt:
-    """One prompt that has been taken note of."""
-
-    prefill: Prefill
-    offer: PromptOffer
-    said: str = "computed"
-    """What the other server is told."""
-
-    def begin(self, connection: socket.socket) -> None:
-        """Compute it, and send what is computed over the connection."""
-        self.prefill.serve(self.offer, connection)
-
-    async def lose(self) -> None:
-        """Forget it."""
-        self.prefill.lose()
-
-
 class Prefill:
     """Asks for prompts, or computes them, or does neither, as the server's role has it. Used on the event loop only."""
 
@@ -100,7 +81,7 @@ class Prefill:
         self._serving = 0
         """Prompts that wait or are computed here."""
         self._under_way = set[asyncio.Task[None]]()
-        self.ways: Mapping[str, Way] = {PROMPT: self}
+        self.ways: Mapping[str, Way] = {PROMPT: self.offer}
         """What other servers may offer, by path."""
 
     def start(self) -> None:
@@ -185,7 +166,7 @@ class Prefill:
 
     # Prompts that this server computes for others.
 
-    async def offer(self, body: bytes) -> OfferedPrompt:
+    async def offer(self, body: bytes) -> Offered:
         """Take note of a prompt. Raises `PeerMismatch`, `PeerFull`."""
         offer: PromptOffer = read_message(body, PromptOffer)
         executor = self._registry.executor
@@ -201,14 +182,9 @@ class Prefill:
         except DjinnError as error:
             raise PeerFull(error.message) from error
         self._serving += 1
-        return OfferedPrompt(self, offer)
+        return Offered("computed", lambda connection: self._start(self._serve(offer, connection)), self._lose)
 
-    def serve(self, offer: PromptOffer, connection: socket.socket) -> None:
-        """Compute a prompt that has been taken note of."""
-        self._start(self._serve(offer, connection))
-
-    def lose(self) -> None:
-        """Forget a prompt that has been taken note of."""
+    async def _lose(self) -> None:
         self._serving -= 1
 
     async def _serve(self, offer: PromptOffer, connection: socket.socket) -> None:

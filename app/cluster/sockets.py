@@ -31,13 +31,7 @@ NAMES = (SESSION_HEADER.lower().encode(), TOKEN_HEADER.encode())
 class Sockets:
     """Used on the event loop only."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        named: Callable[[Scope], Awaitable[Owner]],
-        owners: Owners,
-        hops: Hops,
-    ) -> None:
+    def __init__(self, app: ASGIApp, named: Callable[[Scope], Awaitable[Owner]], owners: Owners, hops: Hops) -> None:
         """`named` finds whom a connection is for by its headers. `app` serves those that are for this replica."""
         self._app = app
         self._named = named

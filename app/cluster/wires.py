@@ -41,10 +41,6 @@ class Wires(httpcore.AsyncNetworkBackend):
             raise httpcore.ConnectError(str(error)) from error
         return wire
 
-    async def sleep(self, seconds: float) -> None:
-        """Wait."""
-        await asyncio.sleep(seconds)
-
 
 class Wire(asyncio.Protocol, httpcore.AsyncNetworkStream):
     """One of them. Its timeouts are those of who waits."""
@@ -128,8 +124,4 @@ class Wire(asyncio.Protocol, httpcore.AsyncNetworkStream):
 
     def get_extra_info(self, info: str) -> Any:
         """What the pool asks."""
-        if info == READABLE:
-            return bool(self._read) or self._is_over
-        if info == "socket" and self._transport is not None:
-            return self._transport.get_extra_info("socket")
-        return None
+        return bool(self._read) or self._is_over if info == READABLE else None

@@ -76,8 +76,9 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "substr(word, 13, 3) || '-a' || substr(word, 16, 3) || '-' || substr(word, 19, 12)), 0, '' "
         "FROM (SELECT hex(randomblob(16)) AS word)",
         "ALTER TABLE home ADD COLUMN peer_journal TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE session ADD COLUMN adapter TEXT",
+        "ALTER TABLE session ADD COLUMN adapter_digest TEXT",
     ),
-    ("ALTER TABLE session ADD COLUMN adapter TEXT", "ALTER TABLE session ADD COLUMN adapter_digest TEXT"),
 )
 """The first makes format `OLDEST` one newer, and so on. A step never changes once it has been released."""
 FORMAT = OLDEST + len(STEPS)

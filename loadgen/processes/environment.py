@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-from packaging.version import Version
-
 from loadgen.errors import LoadgenError
 
 TORCH = "torch==2.13.0"
@@ -33,26 +31,12 @@ class Environment:
         """Have its pip do something. Raises `LoadgenError`; what pip said has been shown."""
         run_step([str(self.python), "-m", "pip", "--quiet", *arguments])
 
-    def install_as_here(self, *requirements: str) -> None:
-        """Install them and what they need, of that in the versions that this interpreter has. Raises `LoadgenError`."""
-        constraints = self.folder / "constraints.txt"
-        constraints.write_text(versions_here())
-        self.pip("install", "--constraint", str(constraints), *requirements)
-
     def find(self, name: str) -> Distribution:
         """A package installed in it. Raises `LookupError` if it is not there."""
         folders = [str(folder) for folder in self.folder.glob("lib/python*/site-packages")]
         for distribution in distributions(name=name, path=folders):
             return distribution
         raise LookupError(f"{name} is not installed in {self.folder}")
-
-
-def versions_here() -> str:
-    """What is installed for this interpreter, as constraints of pip. The build of a package, such as `+cpu`, is left
-    out: another index may have none.
-    """
-    found = {each.name.lower(): Version(each.version).public for each in distributions()}
-    return "".join(f"{name}=={version}\n" for name, version in sorted(found.items()))
 
 
 def has_stamp(folder: Path, stamp: str) -> bool:

@@ -22,6 +22,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.cluster.etcd import Program
 from tests.cluster.pair import KEY, MODEL
 from tests.docker.reading import DOCKER, documents
 from tests.durability.restarting import generate, open_session
@@ -110,21 +111,6 @@ class Network:
         ip("-n", self._hub, "route", "del", *hole)
 
 
-class Program:
-    """One that runs in the world, and can be killed and started again."""
-
-    def __init__(self, log: Path, *command: str, **environment: str) -> None:
-        self._log, self._command, self._environment = log, command, {**os.environ, **environment}
-
-    def start(self) -> None:
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._environment)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-
 class Cluster:
     """Replicas r0, r1, ... on their nodes, and etcd and the proxy as docker/ has them."""
 
@@ -154,16 +140,16 @@ class Cluster:
     def url(node: int) -> str:
         return f"http://10.77.{node}.2:8000"
 
-    def start(self, *nodes: int, folder: Path | None = None) -> None:
-        """Start their replicas, all at once. Raises RuntimeError with the log of one that refuses to start."""
+    def start(self, *nodes: int) -> None:
+        """Start their replicas, all at once."""
         with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda node: self._start(node, folder or self.folder / f"r{node}"), nodes))
+            list(pool.map(self._start, nodes))
 
-    def _start(self, node: int, folder: Path) -> None:
+    def _start(self, node: int) -> None:
         flags = ["--host", f"10.77.{node}.2", "--port", "8000", "--replica", f"r{node}", "--drain-timeout-s", "20"]
         flags += ["--cluster", f"etcd://10.77.{WORLD}.2:2379", "--cluster-key-file", str(self.folder / "key")]
         prepare = partial(enter_node, self.network.path(node))
-        process = serve_process(folder, *flags, own_engine=node == OWN_ENGINE, prepare=prepare)
+        process = serve_process(self.folder / f"r{node}", *flags, own_engine=node == OWN_ENGINE, prepare=prepare)
         self.servers[node] = self._ends[node].enter_context(process)
 
     def end(self, node: int) -> None:

@@ -1,8 +1,9 @@
 """A real etcd on loopback, which can be killed and started again. Debian's package `etcd-server` has it."""
 
+import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +16,25 @@ from tests.waiting import wait_until
 SOON_S = 30
 
 
-class Etcd:
+class Program:
+    """One that can be killed and started again."""
+
+    def __init__(self, log: Path, *command: str, **environment: str) -> None:
+        self.log, self._command, self._environment = log, command, {**os.environ, **environment}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._environment)
+
+    def kill(self) -> None:
+        """`kill -9`."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+class Etcd(Program):
     """One server, whose data outlives it."""
 
     def __init__(self, folder: Path, port: int, peer_port: int, *flags: str) -> None:
@@ -23,34 +42,15 @@ class Etcd:
         self.url = f"etcd://{self.host}"
         scheme = "https" if "--cert-file" in flags else "http"
         self._client = httpx.Client(base_url=f"{scheme}://{self.host}", verify=False, timeout=1)
-        self._log = folder.with_name(f"{folder.name}.log")
-        peer = f"http://127.0.0.1:{peer_port}"
-        self._command: Sequence[str] = [
-            *("etcd", "--data-dir", str(folder), "--unsafe-no-fsync"),
-            *("--listen-client-urls", f"{scheme}://{self.host}", "--advertise-client-urls", f"{scheme}://{self.host}"),
-            *(
-                "--listen-peer-urls",
-                peer,
-                "--initial-advertise-peer-urls",
-                peer,
-                "--initial-cluster",
-                f"default={peer}",
-            ),
-            *flags,
-        ]
-        self._process: subprocess.Popen[bytes] | None = None
+        client, peer = f"{scheme}://{self.host}", f"http://127.0.0.1:{peer_port}"
+        command = f"etcd --unsafe-no-fsync --listen-client-urls {client} --advertise-client-urls {client}"
+        command += f" --listen-peer-urls {peer} --initial-advertise-peer-urls {peer} --initial-cluster default={peer}"
+        log = folder.with_name(f"{folder.name}.log")
+        super().__init__(log, *command.split(), "--data-dir", str(folder), *flags)
 
     def start(self) -> None:
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        super().start()
         wait_until(self._answers, SOON_S)
-
-    def kill(self) -> None:
-        """`kill -9`."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
 
     def ask(self, path: str, **body: object) -> dict[str, object]:
         """What only an operator asks for."""
@@ -58,8 +58,8 @@ class Etcd:
         return found
 
     def _answers(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, self._log.read_text()
+        assert self.process is not None
+        assert self.process.poll() is None, self.log.read_text()
         try:
             return bool(self._client.get("/health").json()["health"] == "true")
         except httpx.TransportError:

@@ -1,15 +1,13 @@
 """Whatever ends, hangs, vanishes or comes back: no turn is wrong or lost, no name has two sessions, no wait is long."""
 
-import shutil
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
 from tests.cluster.chaos import AUTHORIZATION, OWN_ENGINE, Agent, Cluster, Load, Network
-from tests.cluster.pair import MODEL, named
+from tests.cluster.pair import MODEL
 from tests.orderly import serve_thread
 from tests.waiting import wait_until
 
@@ -94,20 +92,6 @@ def test_a_door_dies(cluster: Cluster, load: Load) -> None:
     cluster.start(0)
 
 
-def test_a_folder_is_empty_or_an_old_copy(cluster: Cluster, load: Load) -> None:
-    folder, old = cluster.folder / "r2", cluster.folder / "old"
-    cluster.end(2)
-    shutil.copytree(folder, old)
-    cluster.start(2)
-    load.go_on(1)
-    cluster.end(2)
-    for wrong in (cluster.folder / "empty", old):
-        with pytest.raises(RuntimeError, match="djinn cluster forget r2"):
-            cluster.start(2, folder=wrong)
-    load.go_on(2)
-    cluster.start(2)
-
-
 def test_a_replica_comes_and_goes(cluster: Cluster, load: Load) -> None:
     cluster.start(3)
     path, headers = f"{cluster.url(0)}/v1/sessions/{load.agents[0].session}/move", AUTHORIZATION
@@ -115,23 +99,3 @@ def test_a_replica_comes_and_goes(cluster: Cluster, load: Load) -> None:
     load.go_on(2)
     cluster.end(3)
     load.go_on(2)
-
-
-def test_doors_agree_on_new_names(cluster: Cluster, twin: httpx.Client) -> None:
-    """Twice at the same time, through two of them."""
-    asked = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 2, "temperature": 0}
-
-    def call(number: int) -> str:
-        headers = {**AUTHORIZATION, "X-Session-ID": f"at once {number // 2}"}
-        while True:
-            answer = httpx.post(f"{cluster.url(number % 3)}/v1/completions", json=asked, headers=headers, timeout=15)
-            if answer.status_code == 200:
-                return answer.headers["X-Session-ID"]
-            assert answer.status_code in (409, 503), answer.text
-
-    with ThreadPoolExecutor(8) as pool:
-        sessions = list(pool.map(call, range(40)))
-    with httpx.Client(base_url=cluster.url(0), headers=AUTHORIZATION) as http:
-        for number in range(20):
-            (found,) = named(http, f"at once {number}")
-            assert {found} == set(sessions[2 * number : 2 * number + 2])

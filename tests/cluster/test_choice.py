@@ -1,18 +1,14 @@
 """Which replica gets a new session, and whom sessions are offered to."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.cluster.fleet import Fleet, Replica
+from app.cluster.fleet import Fleet
 from app.cluster.load import Load
-from app.cluster.moves.balance import AT_A_LOOK, EASED, FULL, Need, roomier
-from app.cluster.moves.draining import MOST_REFUSALS, PATIENCE_S, TRIES, PeerChoice, Tried
+from app.cluster.moves.balance import AT_A_LOOK
 from app.domain.errors import ReplicaAway
 from tests.cluster.doors import Known, member
 from tests.cluster.pair import PROMPT, pair
@@ -67,75 +63,9 @@ def test_nothing_new_goes_to_a_replica_that_refuses_is_away_or_only_computes_pro
     assert fleet.place().name == "a", "nobody else takes any"
 
 
-ROOM = st.lists(st.integers(0, 12), min_size=1, max_size=3)
-
-
-def _peers(count: int) -> list[Replica]:
-    return [_peer(name, Load(1.0, 0)) for name in "abc"[:count]]
-
-
-@given(ROOM, st.integers(1, 30), st.data())
-def test_each_session_goes_or_stays_after_few_offers(room: list[int], count: int, data: st.DataObject) -> None:
-    choice, peers, now = PeerChoice(), _peers(len(room)), 0.0
-    left = {each.name: places for each, places in zip(peers, room, strict=True)}
-    waiting = {number: Tried() for number in range(count)}
-    offers, in_a_row = Counter[tuple[int, str]](), Counter[str]()
-    while waiting and not choice.are_full(peers):
-        open_ = choice.open(peers, now)
-        found = [(number, peer) for number, tried in waiting.items() if (peer := tried.best(open_)) is not None]
-        if not found:
-            waiting = {number: tried for number, tried in waiting.items() if not choice.is_hopeless(peers, tried)}
-            now += PATIENCE_S
-            continue
-        number, peer = data.draw(st.sampled_from(found))
-        offers[number, peer.name] += 1
-        assert offers[number, peer.name] <= TRIES
-        assert in_a_row[peer.name] < MOST_REFUSALS
-        if left[peer.name]:
-            left[peer.name] -= 1
-            in_a_row[peer.name] = 0
-            choice.took(peer.name)
-            del waiting[number]
-        else:
-            in_a_row[peer.name] += 1
-            choice.refused(peer.name, waiting[number], now)
-    assert sum(room) - sum(left.values()) == min(count, sum(room))
-
-
-FREE = st.floats(0, 1)
-LOADS = st.builds(Load, FREE, st.integers(0, 9), FREE)
 HOUR_MS = 3_600_000
 MOST = 150
 """Sessions, of which a third fill the memory of the server."""
-
-
-def _peer(name: str, load: Load | None) -> Replica:
-    return Replica(name, Known({name: replace(member(name, "http://h:1"), load=load)}))
-
-
-@given(LOADS, LOADS, st.floats(0, 0.1))
-def test_what_goes_would_not_come_back(own: Load, other: Load, part: float) -> None:
-    if not Need().look(own) or roomier(own, [_peer("b", other)]) is None:
-        return
-    ours = Load(own.kv_free, 0, min(1.0, own.host_free + part))
-    theirs = Load(other.kv_free, 0, max(0.0, other.host_free - part))
-    assert not (Need().look(theirs) and roomier(theirs, [_peer("a", ours)]))
-
-
-def test_a_server_goes_on_until_it_is_eased() -> None:
-    need, between = Need(), (FULL + EASED) / 2
-    tight, eased = Load(0.0, 0, FULL / 2), Load(EASED, 0, 0.0)
-    found = [need.look(each) for each in (Load(0.0, 0, between), tight, Load(0.0, 0, between), eased, eased)]
-    assert found == [False, True, True, False, False]
-
-
-def test_the_peer_with_the_most_room_is_chosen_if_it_has_clearly_more() -> None:
-    own = Load(0.0, 0, 0.05)
-    some, more, alike = Load(0.1, 0, 0.5), Load(0.0, 0, 0.6), Load(0.9, 0, 0.25)
-    best = roomier(own, [_peer("b", some), _peer("c", more), _peer("d", alike)])
-    assert best is not None
-    assert best.name == "c"
-    assert roomier(own, [_peer("d", alike), _peer("e", None)]) is None
 
 
 MOVED = 'djinn_sessions_moved_total{reason="balance"}'

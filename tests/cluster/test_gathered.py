@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from app.cluster.gather import joined_id, merged_memory, merged_page, split_id
+from app.cluster.gather import merged_memory, merged_page
 from app.domain.homes import home_of
 from tests.cluster.doors import Known, serving_door, serving_stub
 from tests.cluster.pair import MODEL, Pair, behind, code, named, pair
@@ -168,15 +168,6 @@ def test_the_live_stream_is_that_of_all_and_goes_on_where_it_ended(client: httpx
     assert "snapshot" not in [name for name, _ in told]
 
 
-def test_an_id_of_other_replicas_is_none() -> None:
-    ids = {"b": "00ff-1", "a": "12-34"}
-    assert split_id(joined_id(ids), ["a", "b"]) == ids
-    for names in (["a"], ["a", "b", "c"]):
-        assert split_id(joined_id(ids), names) == {}
-    assert split_id("a=12-34,b=x", ["a", "b"]) == {}
-    assert split_id("", ["a"]) == {}
-
-
 def test_each_session_is_at_the_one_replica_that_its_id_names(
     client: httpx.Client, sessions: list[str], servers: Pair
 ) -> None:
@@ -205,11 +196,6 @@ def test_without_its_store_ids_and_names_of_sessions_still_find_their_owners() -
         named = httpx.post(call, json={}, headers={"X-Session-ID": "a name"})
         assert code(named) == (503, "directory_away")
         assert int(named.headers["Retry-After"]) > 0
-
-
-def test_what_servers_say_among_each_other_is_not_for_clients(client: httpx.Client) -> None:
-    for path in ("/v1/cluster", "/v1/cluster/sessions", "/v1/%63luster/sessions"):
-        assert_error(client.post(path, content=b"x"), 404, "not_found")
 
 
 def test_a_vector_is_at_every_replica_or_at_none(client: httpx.Client, servers: Pair) -> None:

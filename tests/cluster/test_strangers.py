@@ -26,7 +26,6 @@ from app.cluster.moves.wire import COMMIT, OFFER, SETTLE, Answer, Question, enco
 from app.domain.errors import FieldOutOfRange
 from app.domain.homes import Taken, home_of_response
 from app.domain.values import SessionId
-from app.machine.handover import SocketTable
 from app.main import load_app
 from app.settings import Settings
 from tests.cluster.doors import Known, member
@@ -180,23 +179,6 @@ def test_settings_of_a_cluster_need_each_other(changed: dict[str, Any], says: st
     assert Settings(**{**whole, "cluster": "etcd://me:word@[::1]:1,localhost:1/x"}).url == "http://127.0.0.1:8000"
     with pytest.raises(ValidationError, match=says):
         Settings(**{**whole, **changed})
-
-
-def test_a_socket_that_comes_too_late_is_closed_and_one_in_use_ends_with_its_table() -> None:
-    table = SocketTable()
-    pairs = [socket.socketpair() for _ in range(3)]
-    (late, _), (used, _), (later, _) = pairs
-    with pytest.raises(OSError, match="has not come"), table.take(3, wait_s=0.0):
-        pass
-    table.put(3, late)
-    table.put(4, used)
-    with table.take(4) as found:
-        table.close()
-        assert found.recv(1) == b""
-    table.put(5, later)
-    for _, other_end in pairs:
-        with other_end:
-            assert other_end.recv(1) == b""
 
 
 @pytest.mark.parametrize("cut", [None, 1, -12, -11, -10, -9, -8])

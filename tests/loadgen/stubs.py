@@ -63,7 +63,7 @@ PASSED_HEADERS = ("content-type", "retry-after", "x-request-id")
 
 
 class Flaky:
-    """Fails as a cluster's front door does, before a real server at `url`. `failures` are those of the next turns."""
+    """Fails as a cluster does, before a real server at `url`. `failures` are those of the next turns."""
 
     def __init__(self, url: str) -> None:
         self.failures: list[str] = []

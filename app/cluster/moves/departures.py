@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import time
@@ -278,7 +277,7 @@ class Departures:
                 return
             await asyncio.sleep(wait_s)
             wait_s = next(waits, ASK_S[-1])
-            if await self._is_buried(home.peer_journal):
+            if home.peer_journal and await self._membership.is_buried(home.peer_journal):
                 logger.warning("%s is dead: a session that was leaving stays", home.peer, extra=_about(session))
                 self._stay(session)
                 return
@@ -303,12 +302,6 @@ class Departures:
                 continue
             logger.info("%s says of a session that leaves: %s", peer.name, answer.taken, extra=_about(session))
             self._follow(session, answer)
-
-    async def _is_buried(self, journal: str) -> bool:
-        """Whether an operator has said that no server may use the journal any more. While the store is away: no."""
-        with contextlib.suppress(DirectoryAway):
-            return bool(journal) and await self._membership.is_buried(journal)
-        return False
 
 
 def _require_movable(session: Session) -> None:

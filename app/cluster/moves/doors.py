@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from starlette.datastructures import Headers
@@ -17,7 +17,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.cluster.key import SIGNATURE, ClusterKey, is_body, is_request, sign_answer
 from app.cluster.moves import wire
-from app.cluster.moves.arrival import Arrival
 from app.cluster.moves.arrivals import Arrivals
 from app.cluster.moves.bindings import MAX_RESPONSE_BYTES
 from app.cluster.moves.wire import ABORT, COMMIT, OFFER, PREFIX, SETTLE, Answer, Offer, Question, Step, encode
@@ -42,64 +41,22 @@ MAX_OFFER_BYTES = MAX_LABEL_BYTES + MAX_RESPONSE_BYTES + (256 << 20)
 HandOver = Callable[[], socket.socket]
 
 
-class Offered(Protocol):
+@dataclass(frozen=True, slots=True)
+class Offered:
     """What another server has offered, and this one takes, if the connection can be handed over."""
 
-    @property
-    def said(self) -> str:
-        """What the other server is told."""
-        ...
-
-    def begin(self, connection: socket.socket) -> None:
-        """Have the engine use the connection."""
-        ...
-
-    async def lose(self) -> None:
-        """Forget it: the connection has been lost."""
-        ...
+    said: str
+    """What the other server is told."""
+    begin: Callable[[socket.socket], None]
+    """Has the engine use the connection."""
+    lose: Callable[[], Awaitable[None]]
+    """Forgets it: the connection has been lost."""
 
 
-class Way(Protocol):
-    """Takes what is offered at one path, and then goes from engine to engine."""
-
-    async def offer(self, body: bytes) -> Offered:
-        """Take note of it. Raises the `DjinnError` that says why not."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Move:
-    """A session that is offered."""
-
-    arrivals: Arrivals
-    arrival: Arrival
-
-    @property
-    def said(self) -> str:
-        """The count of moves, the word, and the journal."""
-        return f"{self.arrivals.count} {self.arrival.word} {self.arrivals.journal}"
-
-    def begin(self, connection: socket.socket) -> None:
-        """Have the engine receive it."""
-        self.arrivals.begin(self.arrival, connection)
-
-    async def lose(self) -> None:
-        """Forget it."""
-        await self.arrivals.lose(self.arrival)
-
-
-@dataclass(frozen=True, slots=True)
-class _Moves:
-    """The way of sessions."""
-
-    arrivals: Arrivals
-
-    async def offer(self, body: bytes) -> _Move:
-        """Take note of a session."""
-        return _Move(self.arrivals, await self.arrivals.offer(read_message(body, Offer)))
-
-
-NO_WAYS: Mapping[str, Way] = MappingProxyType({})
+Way = Callable[[bytes], Awaitable[Offered]]
+"""Takes note of what is offered at one path, and then goes from engine to engine. Raises the `DjinnError` that says why
+not.
+"""
 
 
 class ClusterDoors:
@@ -112,7 +69,7 @@ class ClusterDoors:
         key: ClusterKey,
         note_hop: Callable[[Scope], None],
         arrivals: Arrivals,
-        ways: Mapping[str, Way] = NO_WAYS,
+        ways: Mapping[str, Way],
     ) -> None:
         """`here` is the server's own name. `note_hop` notes of a request whether another server has sent it on for a
         client, and raises the `DjinnError` of one that only says so. `ways` are those of other things than sessions, by
@@ -123,7 +80,7 @@ class ClusterDoors:
         self._note_hop = note_hop
         self._key = key
         self._arrivals = arrivals
-        self._ways: Mapping[str, Way] = {OFFER: _Moves(arrivals), **ways}
+        self._ways: Mapping[str, Way] = {OFFER: self._session, **ways}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -179,7 +136,7 @@ class ClusterDoors:
         try:
             if hand_over is None:
                 raise PeerMismatch("this server cannot hand connections over")
-            offered = await way.offer(body)
+            offered = await way(body)
         except DjinnError as error:
             return self._answer(headers, 409, encode(Answer.refusing(error)))
         try:
@@ -193,6 +150,13 @@ class ClusterDoors:
         # For the logs: it goes nowhere.
         await send({"type": "http.response.start", "status": HTTPStatus.SWITCHING_PROTOCOLS, "headers": []})
         return None
+
+    async def _session(self, body: bytes) -> Offered:
+        """Take note of a session."""
+        arrivals = self._arrivals
+        arrival = await arrivals.offer(read_message(body, Offer))
+        said = f"{arrivals.count} {arrival.word} {arrivals.journal}"
+        return Offered(said, partial(arrivals.begin, arrival), partial(arrivals.lose, arrival))
 
     async def _step(self, path: str, headers: Mapping[str, str], body: bytes) -> Response:
         arrivals = self._arrivals

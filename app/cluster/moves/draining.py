@@ -210,7 +210,8 @@ class Draining:
             choice.refused(peer, tried, time.monotonic())
         except (PeerAway, MoveUnsettled):
             choice.refused(peer, tried, time.monotonic())
-            self._note_away(peer)
+            if (replica := self._fleet.find(peer)) is not None:
+                replica.shun(AWAY_S)
         except (PeerMismatch, PeerStranger, NameTaken) as error:
             logger.warning("drain: a session cannot go to %s: %s", peer, error.message, extra={"session": session.id})
             choice.shunned(peer, tried)
@@ -227,10 +228,6 @@ class Draining:
             self._left[peer] += 1
             self._tried.pop(session.id, None)
             self._wanted.pop(session.id, None)
-
-    def _note_away(self, peer: str) -> None:
-        if (replica := self._fleet.find(peer)) is not None:
-            replica.shun(AWAY_S)
 
     def _evacuates(self, session: Session) -> bool:
         if not self._can_leave(session):

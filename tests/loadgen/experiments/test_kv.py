@@ -9,16 +9,9 @@ from safetensors.numpy import load
 
 import client
 from loadgen.cli import main
-from loadgen.experiments.kv.codecs import Compression
 from loadgen.experiments.kv.report import KVReport
 from tests.loadgen.experiments.conftest import raw_result, sessions_on
 from tests.serving import serve
-
-EDGES = [0.0, -0.0, 1.0625, 1.1875, 447.0, 448.0, -448.0, 460.0, 1e30, -1e30, 2**-6, 2**-9, 2**-10, 2**-11, 3e-3, -1e-8]
-
-
-HALVED = Compression("half", True, raw_bytes=100, packed_bytes=50, pack_s=1.0, unpack_s=2.0)
-
 
 TOKENS, REPEATS, DECODED = 64, 2, 8
 LOAD = f"--tokens {TOKENS} --repeats {REPEATS} --decoded {DECODED} --seed 3 --link wire=0.001 --link bus=100".split()

@@ -38,7 +38,6 @@ begin: "*** Begin" LF
 line: ("+" | "-") /(ab|[c"]){0,3}/ LF -> line  // as in Lark
 %import common.LF
 """
-PATCHED = r'\*\*\* Begin\n([+-](ab|[c"]){0,3}\n)+\*\*\*'
 
 
 def custom(name: str, syntax: str = "", definition: str = "") -> Any:
