@@ -230,7 +230,7 @@ def test_the_doctor_says_what_a_model_would_take_or_why_it_cannot_be_read(tmp_pa
     fits = ask("llama", {})
     assert fits.status is Status.OK
     assert re.search(r"llama on Djinn's own layers, in float32; weights \(awq, kept so\) take .* MiB of", fits.summary)
-    assert "weights (awq, dequantized at the start)" in ask("mixtral", {}).summary
+    assert "weights (awq, dequantized at the start)" in ask("vaultgemma", {}).summary
     name = "model.layers.1.mlp.up_proj.qweight"
     for found, said in (
         (ask("llama-odd", {"quantization_config": {"quant_method": "odd"}}), r"config.json: .*quant_method is 'odd'"),
