@@ -103,10 +103,12 @@ async def compact_response(request: Request, body: CompactBody, call: ApiCallDep
     response = run.response
     said = [part.text for item in response.output if isinstance(item, OutputMessageItem) for part in item.content]
     if response.status != "completed" or not "".join(said).strip():
+        # A higher limit helps where the call has one: else the context was full, or the model said nothing.
+        is_cut = response.status == "incomplete" and body.max_output_tokens is not None
+        advice = ", or ask again with a higher max_output_tokens" if is_cut else ""
         raise MalformedRequest(
-            f"the model wrote no whole summary: its response is {response.status}. Keep the items, or ask again "
-            "with a higher max_output_tokens",
-            param="max_output_tokens",
+            f"the model wrote no whole summary: its response is {response.status}. Keep the items{advice}",
+            param="max_output_tokens" if is_cut else "input",
         )
     summary = call.services.tool_support.seal.of(call.owner).close("".join(said))
     users = [
