@@ -46,9 +46,9 @@ def _owned(plan: ClusterPlan, findings: Findings) -> Iterator[Verdict]:
     routing = findings.routing
     affinity = None if routing is None else routing.affinity
     told = "not told" if routing is None or affinity is None else f"{percent(affinity)}, {routing.followed:,} followed"
-    # A replica does not hear where a drain has moved a session: it learns that with the session's next turn.
-    target = "100 %" if plan.drain_at is None else "100 %, but once for each session after a drain"
-    most = 0 if plan.drain_at is None else sessions
+    # A replica may not have heard yet where a session has moved: it learns that with the session's next turn.
+    target = "100 %, but once for each move"
+    most = len(findings.moves) + (0 if plan.drain_at is None else sessions)
     is_met = None if routing is None or affinity is None else not routing.moving_on and routing.followed <= most
     yield verdict("turns whose owner was asked first", target, told, is_met)
 
