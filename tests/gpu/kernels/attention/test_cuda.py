@@ -260,7 +260,7 @@ SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 
 MULTIPLY = {"_attend", "_matmul"}
 """Kernels that are for tensor cores, which multiply no float32."""
-PRODUCTS = {"product", "product of int8", "product of float8"}
+PRODUCTS = {"product", "product of experts", "product of int8", "product of float8"}
 """What `_matmul` is for."""
 
 
