@@ -256,9 +256,10 @@ def test_a_conversation_is_shortened_to_its_users_words_and_a_summary(sdk: Any, 
     without = sdk.responses.create(**GREEDY, input=[*items[:2], {"role": "user", "content": "Three"}])
     assert raw.parse().usage.input_tokens > without.usage.input_tokens + 8, "the summary is read"
     for cut, param in (({"max_output_tokens": 1}, "max_output_tokens"), ({}, "input"), ({"generate": False}, "input")):
-        with pytest.raises(openai.BadRequestError, match="no whole summary") as refused:
+        with pytest.raises(openai.BadRequestError, match="no whole summary") as cut_short:
             sdk.responses.compact(model=MODEL, input="Two", extra_body={"ignore_eos": True, **cut})
-        assert (refused.value.param, "a higher" in refused.value.message) == (param, param != "input")
+        problem = cut_short.value
+        assert (problem.param, "a higher" in problem.message) == (param, param != "input")
     again = sdk.responses.compact(**asked, input=items)
     assert [item.type for item in again.output] == ["message", "message", "compaction"], "it replaces the one before"
     forged = {**items[2], "encrypted_content": "AAAA" + items[2]["encrypted_content"][4:]}
