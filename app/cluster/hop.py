@@ -398,7 +398,7 @@ class Hops:
         async def run(inside: ASGIApp) -> None:
             try:
                 await inside(asked, receive, messages.put)
-            except Exception:
+            except Exception:  # whatever it is, who waits for the answer must hear that none comes
                 logger.exception("this replica could not answer for itself")
             await messages.put({"type": "over"})
 

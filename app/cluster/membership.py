@@ -263,7 +263,7 @@ class Membership:
                     self.is_away = True
                     logger.warning("%s: known sessions go on, new names wait", error or "the cluster's store is silent")
                     self._tell()
-            except Exception:
+            except Exception:  # a store may hold anything, and the lease must be renewed all the same
                 logger.exception("the cluster's store gave what was not expected")
             await asyncio.sleep(LOOK_S)
 
