@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
+from starlette.requests import ClientDisconnect
 
 from app.domain.errors import Draining, MalformedRequest, Moving, NotDurable, WrongState
 from app.domain.values import SessionState
@@ -209,6 +210,8 @@ async def _start(
         param=body.input_field,
         keyed=keyed,
     )
+    if keyed is not None and keyed.is_left:
+        raise ClientDisconnect
     return turns.start(session, request, cleanup)
 
 

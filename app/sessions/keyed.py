@@ -50,6 +50,8 @@ class KeyedRequest:
     """Whether its answer is one to be given again: no error, and nothing is missing."""
     outlives_client: bool = False
     """Whether it runs on for a while after its client has disconnected."""
+    is_left: bool = False
+    """Whether it is being cancelled as no client waits for it: a turn that began now would stay half done."""
     answer: KeptAnswer | None = None
 
     def finish(self, session: SessionId, token_ids: Iterable[int], event: TurnFinished) -> None:

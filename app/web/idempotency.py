@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from functools import partial
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -71,7 +72,7 @@ class IdempotencyMiddleware:
             if request is not None and request.digest != digest:
                 raise KeyReused(f"another request had this {HEADER}: a key is for one request", param=HEADER)
             running = None if request is None else self._running.get(request)
-            if running is None or not running.is_left:
+            if running is None or request is None or not request.is_left:
                 break
             await running.is_over.wait()
         if request is not None and request.answer is not None:
@@ -82,7 +83,7 @@ class IdempotencyMiddleware:
             return
         if running is None:
             request = request or self._requests.begin(owner, key, digest)
-            request.is_running = True
+            request.is_running, request.is_left = True, False
             running = self._running[request] = _Running(request, body)
             running.task = asyncio.create_task(self._run(scope, request, running))
         await running.follow(receive, send)
@@ -113,12 +114,7 @@ class _Running:
         self._followers: set[asyncio.Event] = set()
         """Set when there is something new."""
         self._gone = asyncio.Event()
-        self._leaving: asyncio.TimerHandle | None = None
-
-    @property
-    def is_left(self) -> bool:
-        """Whether it is being cancelled because no client waits for it."""
-        return self._gone.is_set()
+        self._leaving: asyncio.Handle | None = None
 
     @property
     def answer(self) -> KeptAnswer | None:
@@ -174,10 +170,17 @@ class _Running:
             watching.cancel()
             self._followers.discard(news)
             if not self._followers and not self.is_over.is_set():  # it is cancelled, now or after `GRACE_S`
-                wait_s = GRACE_S if self._request.outlives_client else 0.0
-                self._leaving = asyncio.get_running_loop().call_later(wait_s, self._gone.set)
+                self._leaving = asyncio.get_running_loop().call_soon(self._leave)
         if self.error is not None:
             raise self.error
+
+    def _leave(self, *, waited: bool = False) -> None:
+        """Cancel what no client waits for. A turn that has begun runs on for `GRACE_S`; none begins from now on."""
+        if self._request.outlives_client and not waited:
+            self._leaving = asyncio.get_running_loop().call_later(GRACE_S, partial(self._leave, waited=True))
+            return
+        self._request.is_left = True
+        self._gone.set()
 
     def _wake(self) -> None:
         for news in self._followers:

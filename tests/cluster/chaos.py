@@ -294,7 +294,7 @@ class Load:
         twin = open_session(self._twin)
         for number, (sent, said) in enumerate(agent.turns):
             right = generate(self._twin, twin, sent, TOKENS)["token_ids"]
-            assert said == right, f"turn {number} of {agent.session}"
+            assert said == right, f"turn {number} of {agent.session} ({agent.name}), after {agent.refusals}"
         self._twin.delete(f"/v1/sessions/{twin}").raise_for_status()
         found = agent.ask("GET", f"/v1/sessions/{agent.session}/history", {}).json()["token_ids"]
         assert found == agent.history

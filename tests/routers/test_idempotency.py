@@ -1,17 +1,22 @@
 """`Idempotency-Key`: a request that comes again gets the first answer, and nothing is done twice."""
 
+import asyncio
 import socket
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
 import pytest
 from httpx_sse import connect_sse
+from starlette.types import Message, Receive, Scope, Send
 
+from app.sessions.keyed import KeyedRequest, KeyedRequests
 from app.web import idempotency
+from app.web.idempotency import IdempotencyMiddleware
+from app.web.sse import disconnected
 from tests.conftest import ServeWith
 from tests.durability.restarting import open_session
 from tests.durability.test_retries import history
@@ -100,6 +105,37 @@ def test_a_stream_that_was_cut_is_read_from_its_beginning(http: httpx.Client) ->
     assert events[-1].event == "finished"
     assert events[-1].json()["usage"]["completion_tokens"] == 800
     assert len(history(http, session)) == 3 + 800
+
+
+@pytest.mark.parametrize("late", range(12))
+async def test_a_turn_that_begins_as_its_client_leaves_is_not_cancelled(late: int) -> None:
+    gone, cancelled = asyncio.Event(), list[bool]()
+    body: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def receive_client() -> Message:
+        if not body:
+            await gone.wait()
+        return body.pop() if body else {"type": "http.disconnect"}
+
+    async def begin_turn(scope: Scope, receive: Receive, send: Send) -> None:
+        request: KeyedRequest = scope["state"]["keyed"]
+        gone.set()
+        for _ in range(late):
+            await asyncio.sleep(0)
+        if not request.is_left:
+            request.outlives_client = True
+            cancelled.append(False)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(disconnected(receive), 0.05)
+                cancelled[-1] = True
+        done.set()
+
+    done, state = asyncio.Event(), {"owner": None}
+    scope = {"type": "http", "method": "POST", "path": "/v1/sessions/a/generate", "query_string": b"", "state": state}
+    scope["headers"] = [(b"idempotency-key", b"a")]
+    await IdempotencyMiddleware(begin_turn, KeyedRequests())(scope, receive_client, lambda message: asyncio.sleep(0))
+    await done.wait()
+    assert cancelled in ([], [False])
 
 
 def test_two_who_ask_at_once_get_one_turn(http: httpx.Client) -> None:
