@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 
 from app.domain.breakpoints import Intervention, Pass, TensorData
+from app.domain.points import Point
 from app.domain.values import SamplingParams, StopRule
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """A paused pass over positions `[first, end)`, stopped after `layer`, with a residual stream of
-    `[end - first, hidden_size]` in `dtype`. `breakpoint` is None where `until` stopped it.
+    """A paused pass over positions `[first, end)`, stopped at a `point` of `layer` with `hidden_size` numbers at each
+    position, in `dtype`. `breakpoint` is None where `until` stopped it.
     """
 
     layer: int
@@ -24,6 +25,7 @@ class CheckpointInfo:
     """How long the engine took to leave the batch with it."""
     created_at: float
     """Unix seconds."""
+    point: Point = Point.RESID_POST
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +41,30 @@ class ResumeCost:
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """The residual stream after `layer` at positions `[first, end)`."""
+    """What stands at a `point` of `layer`, at positions `[first, end)`."""
 
     layer: int
     first: int
     end: int
     tensor: TensorData
+    point: Point = Point.RESID_POST
 
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """What a `capture` breakpoint recorded in one pass: `tensor` is `[len(positions), hidden]`."""
+    """What a `capture` breakpoint recorded in one pass at a `point` of `layer`.
+
+    `tensor` is `[len(positions), width]`; where there are heads `[len(positions), heads, head_dim]`; of patterns
+    `[len(positions), heads, keys]` up to the last key of the pass, 0 behind each position. `heads` are which.
+    """
 
     breakpoint: str
     layer: int
     positions: tuple[int, ...]
     token_ids: tuple[int, ...]
     tensor: TensorData
+    point: Point = Point.RESID_POST
+    heads: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Breakpoints and edits as data: what clients ask for. No third-party imports.
 
-Boundary k is the point between layer k-1 and layer k. A breakpoint at layer 6 stops at boundary 7: after layer 6's
-output, the residual stream that Transformers calls `hidden_states[7]`.
+Boundary k is between layer k-1 and layer k. All points of layer 6 belong to boundary 7; unless it says otherwise, a
+breakpoint there is after the layer's output, the residual stream that Transformers calls `hidden_states[7]`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from app.domain.errors import FieldOutOfRange
+from app.domain.points import Place, Point, place_of
 from app.domain.positions import Run, Runs, clip_runs
 
 
@@ -30,7 +31,7 @@ class Action(StrEnum):
     PAUSE = "pause"
     """The session stops there until it is resumed."""
     CAPTURE = "capture"
-    """The residual stream is recorded, and the pass goes on."""
+    """What stands at the point is recorded, and the pass goes on."""
     EDIT = "edit"
     """The edits are applied, and the pass goes on."""
 
@@ -43,7 +44,7 @@ class OnTimeout(StrEnum):
 
 
 class EditOp(StrEnum):
-    """A change of the residual stream `h` at one position; `v` is the vector, `u` the vector at length 1."""
+    """A change of what stands at one position, `h`; `v` is the vector, `u` the vector at length 1."""
 
     SCALE = "scale"
     """`factor * h`"""
@@ -56,7 +57,7 @@ class EditOp(StrEnum):
     CLAMP = "clamp"
     """`h + (factor - h . u) u`: its component along `v` becomes `factor`"""
     ABLATE = "ablate"
-    """0"""
+    """0, or `v` if there is one: a mean"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,36 @@ class Positions:
 ALL, LAST = Positions(), Positions(last=True)
 
 
+class PartKind(StrEnum):
+    """What a part of a position's numbers is made of."""
+
+    HEADS = "heads"
+    NEURONS = "neurons"
+    EXPERTS = "experts"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which heads, neurons or experts of a point are changed, by their numbers, which rise, of how many."""
+
+    kind: PartKind
+    chosen: tuple[int, ...]
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Holds at positions where `h . along` is above one number, below another, or both; None sets no end.
+
+    `h` is all that stands at the position when the edit's turn comes, whatever part of it is changed. Both ends are
+    numbers of float32, and so is `along`, `[width]`.
+    """
+
+    along: TensorData
+    above: float | None = None
+    below: float | None = None
+
+
 class _Digested:
     """Keeps what `Edit.digest` has made, beside the fields: it is no part of the value."""
 
@@ -97,10 +128,15 @@ class _Digested:
 
 @dataclass(frozen=True, slots=True)
 class Edit(_Digested):
-    """One change of the residual stream at some positions.
+    """One change at some positions of a point, which is told beside it.
 
-    `vector` is float32 `[hidden]`, or in a written checkpoint the model's dtype and `[positions, hidden]`. The change
-    is shortened to the length `max_norm` (L2, at each position) where it is longer.
+    `vector` is float32 `[width]` of the point; with a `part` it may have only what that takes: `[head_dim]`, for each
+    head, or a number for each neuron or expert. With rows, `[rows, width]`, each position has its own: the first is
+    that of `positions.first`. A written checkpoint has rows in the model's dtype.
+
+    With a `part` of heads, `h` is one head after the other, and the edit is made for each; with one of neurons or
+    experts, `h` is these. `keep_norm` brings what comes out to the length of `h` (L2); zeros stay zeros. The change is
+    shortened to the length `max_norm` where it is longer. Only where `gate` holds is anything changed.
     """
 
     op: EditOp
@@ -108,11 +144,31 @@ class Edit(_Digested):
     vector: TensorData | None = None
     positions: Positions = ALL
     max_norm: float | None = None
+    part: Part | None = None
+    keep_norm: bool = False
+    gate: Gate | None = None
 
     @property
     def is_elementwise(self) -> bool:
-        """Whether each number of the result depends on one number of the stream: no sum is taken over a position."""
-        return self.max_norm is None and self.op not in (EditOp.PROJECT_OUT, EditOp.CLAMP)
+        """Whether each number of the result depends on one number of `h`: no sum is taken over a position."""
+        sums = self.max_norm is not None or self.keep_norm or self.gate is not None
+        return not sums and self.op not in (EditOp.PROJECT_OUT, EditOp.CLAMP)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether each position has a vector of its own."""
+        return self.vector is not None and len(self.vector.shape) == 2
+
+    @property
+    def tensors(self) -> tuple[TensorData, ...]:
+        """All that it keeps."""
+        along = () if self.gate is None else (self.gate.along,)
+        return along if self.vector is None else (self.vector, *along)
+
+    def for_rows(self, first: int, end: int) -> Edit:
+        """The same with rows `[first, end)` of its vector."""
+        assert self.vector is not None
+        return replace(self, vector=self.vector.rows(first, end))
 
     def digest(self) -> bytes:
         """16 bytes that differ for edits that do something else; `positions` is left out. Made once."""
@@ -135,10 +191,17 @@ class Edit(_Digested):
 
     def _make_digest(self) -> bytes:
         state = hashlib.blake2b(digest_size=16)
-        state.update(repr((self.op.value, self.factor, self.max_norm)).encode())
-        if self.vector is not None:
-            state.update(repr((self.vector.dtype, self.vector.shape)).encode() + self.vector.data)
+        more = self._more()
+        state.update(repr((self.op.value, self.factor, self.max_norm, *((more,) if any(more) else ()))).encode())
+        for tensor in self.tensors:
+            state.update(repr((tensor.dtype, tensor.shape)).encode() + tensor.data)
         return state.digest()
+
+    def _more(self) -> tuple[object, ...]:
+        """What most edits do not have: their digests are those of KV that disks have kept since before there was it."""
+        part = self.part and (self.part.kind.value, self.part.chosen, self.part.of)
+        gate = self.gate and (self.gate.above, self.gate.below, self.vector is None)
+        return part, self.keep_norm, gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +219,8 @@ class When:
 
 @dataclass(frozen=True, slots=True)
 class Breakpoint:
-    """Something to do after each of `layers`, in passes with a position that `when` holds for.
+    """Something to do at a point of each of `layers`, in passes with a position that `when` holds for. A point of the
+    model that is in no layer has the first or the last one.
 
     `pause` stops the whole pass; `capture` and `edit` take only those positions. `once`: it goes after the first time.
     """
@@ -169,12 +233,15 @@ class Breakpoint:
     once: bool = False
     timeout_s: float = 600.0
     on_timeout: OnTimeout = OnTimeout.RESUME
+    point: Point = Point.RESID_POST
+    heads: tuple[int, ...] = ()
+    """Which are captured, rising; empty: all that the point has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Intervention:
-    """An edit that the KV of positions `[first, end)` was computed with, at a boundary. Its own `positions` no longer
-    matter; a vector with a row for each position starts with that of `first`.
+    """An edit that the KV of positions `[first, end)` was computed with, at a point of the layer below a boundary. Its
+    own `positions` no longer matter; a vector with a row for each position starts with that of `first`.
     """
 
     first: int
@@ -183,22 +250,23 @@ class Intervention:
     edit: Edit
     only: Runs = ()
     """Those of the positions that were edited; empty: all of them."""
+    point: Point = Point.RESID_POST
 
     @classmethod
-    def at(cls, runs: Runs, boundary: int, edit: Edit) -> Intervention:
+    def at(cls, runs: Runs, boundary: int, edit: Edit, point: Point = Point.RESID_POST) -> Intervention:
         """One at the positions of `runs`, of which there is at least one."""
         whole = len(runs) == 1 and runs[0].step == 1
-        return cls(runs[0].first, runs[-1].end, boundary, edit, () if whole else runs)
+        return cls(runs[0].first, runs[-1].end, boundary, edit, () if whole else runs, point)
+
+    @property
+    def place(self) -> Place:
+        """Where in a pass it was made."""
+        return place_of(self.boundary, self.point)
 
     @property
     def runs(self) -> Runs:
         """The positions that were edited."""
         return self.only or (Run(self.first, self.end),)
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether each position has a vector of its own."""
-        return self.edit.vector is not None and len(self.edit.vector.shape) == 2
 
     def clip(self, first: int, end: int) -> Intervention | None:
         """The part that concerns positions `[first, end)`; None if that is nothing."""
@@ -207,9 +275,9 @@ class Intervention:
         runs, edit = clip_runs(self.runs, first, end), self.edit
         if not runs:
             return None
-        if self.has_rows and edit.vector is not None:
-            edit = replace(edit, vector=edit.vector.rows(runs[0].first - self.first, runs[0].end - self.first))
-        return Intervention.at(runs, self.boundary, edit)
+        if edit.has_rows:
+            edit = edit.for_rows(runs[0].first - self.first, runs[0].end - self.first)
+        return Intervention.at(runs, self.boundary, edit, self.point)
 
 
 MAX_INTERVENTIONS = 4096
@@ -224,13 +292,14 @@ memory and in the journal.
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """How far to resume: to the next breakpoint, past all of them with `end`, to after `layer` of this pass, or with
-    `next_token` to the same layer in the pass of the next token.
+    """How far to resume: to the next breakpoint, past all of them with `end`, to a `point` of `layer` in this pass, or
+    with `next_token` to the same place in the pass of the next token.
     """
 
     layer: int | None = None
     next_token: bool = False
     end: bool = False
+    point: Point = Point.RESID_POST
 
 
 NEXT_BREAKPOINT = Until()
@@ -311,5 +380,8 @@ def swapped(value: T, swap: Swap) -> T:
         return replace(value, edits=tuple(swapped(edit, swap) for edit in value.edits))
     if isinstance(value, Intervention):
         edit = swapped(value.edit, swap)
-        return value if edit is value.edit else replace(value, edit=edit)
-    return value if value.vector is None else replace(value, vector=replace(value.vector, data=swap(value.vector.data)))
+        # A row of the journal refers to one tensor: the gate keeps its data.
+        return value if edit is value.edit else replace(value, edit=replace(edit, gate=value.edit.gate))
+    vector = value.vector and replace(value.vector, data=swap(value.vector.data))
+    gate = value.gate and replace(value.gate, along=replace(value.gate.along, data=swap(value.gate.along.data)))
+    return replace(value, vector=vector, gate=gate) if value.tensors else value

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType, Protocol, TypeVar
 
+from app.domain.points import Points
+
 
 class GrammarKind(StrEnum):
     """The language that a grammar is written in."""
@@ -229,6 +231,8 @@ class ModelInfo:
     """Of a session, whatever its length: what layers that fold remember."""
     adapters: tuple[LoadedAdapter, ...] = ()
     """Those of the setting `lora`, in its order."""
+    points: Points = field(default_factory=dict)
+    """What can be seen and changed in a pass."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,10 @@ from app.domain.activations import (
     LensRows,
     PausedTurn,
 )
-from app.domain.breakpoints import ALL, Edit, EditOp, Intervention, Positions, TensorData
+from app.domain.breakpoints import ALL, Edit, EditOp, Gate, Intervention, Part, Positions, TensorData
 from app.domain.errors import DjinnError, EngineError
 from app.domain.memory_map import MemoryMap
+from app.domain.points import Point
 from app.domain.positions import Run
 from app.domain.values import Grammar, LoadedAdapter, ModelInfo, Ticket, WeightsDtype
 from app.logs import Log
@@ -157,10 +158,12 @@ FromEngine = Loaded | Compiled | Beat | Dying
 
 T = TypeVar("T")
 Interventions = tuple[Intervention, ...]
-SentEdit = tuple[EditOp, float, int | None, Positions | None, float | None]
+SentGate = tuple[int, float | None, float | None]
+"""The fields of a gate; its vector by its number."""
+SentEdit = tuple[EditOp, float, int | None, Positions | None, float | None, Part | None, bool, SentGate | None]
 """The fields of an edit; its vector by its number, and None for all positions."""
-SentIntervention = tuple[int, int, int, int, tuple[Run, ...]]
-"""The fields of an intervention; its edit by its number."""
+SentIntervention = tuple[int, int, int, int, tuple[Run, ...], Point | None]
+"""The fields of an intervention; its edit by its number, and None for the residual stream after a layer."""
 Sent = tuple[list[TensorData], list[SentEdit], list[list[SentIntervention]]]
 
 
@@ -198,14 +201,32 @@ def pack(*lists: Interventions) -> Sent:
     vectors, edits, sent = dict[TensorData, int](), list[SentEdit](), list[list[SentIntervention]]()
     numbers = dict[int, int]()
     """Of edits, by their identity: to compare each would take long."""
+
+    def number(tensor: TensorData) -> int:
+        return vectors.setdefault(tensor, len(vectors))
+
     for made in lists:
         for key, edit in {id(each.edit): each.edit for each in made}.items():
             if key not in numbers:
                 numbers[key] = len(edits)
-                vector = None if edit.vector is None else vectors.setdefault(edit.vector, len(vectors))
+                gate = edit.gate and (number(edit.gate.along), edit.gate.above, edit.gate.below)
                 positions = None if edit.positions is ALL else edit.positions
-                edits.append((edit.op, edit.factor, vector, positions, edit.max_norm))
-        sent.append([(each.first, each.end, each.boundary, numbers[id(each.edit)], each.only) for each in made])
+                vector = None if edit.vector is None else number(edit.vector)
+                more = edit.part, edit.keep_norm, gate
+                edits.append((edit.op, edit.factor, vector, positions, edit.max_norm, *more))
+        sent.append(
+            [
+                (
+                    each.first,
+                    each.end,
+                    each.boundary,
+                    numbers[id(each.edit)],
+                    each.only,
+                    None if each.point is Point.RESID_POST else each.point,
+                )
+                for each in made
+            ]
+        )
     return list(vectors), edits, sent
 
 
@@ -213,11 +234,25 @@ def unpack(plain: Any) -> Iterator[Interventions]:
     """The lists again; equal edits are one object, and so are equal vectors."""
     vectors, sent_edits, lists = msgspec.convert(plain, Sent)
     edits = [
-        Edit(op, factor, None if vector is None else vectors[vector], positions or ALL, max_norm)
-        for op, factor, vector, positions, max_norm in sent_edits
+        Edit(
+            op,
+            factor,
+            None if vector is None else vectors[vector],
+            positions or ALL,
+            max_norm,
+            part,
+            keep_norm,
+            gate and Gate(vectors[gate[0]], *gate[1:]),
+        )
+        for op, factor, vector, positions, max_norm, part, keep_norm, gate in sent_edits
     ]
     for made in lists:
-        yield tuple([Intervention(first, end, at, edits[number], only) for first, end, at, number, only in made])
+        yield tuple(
+            [
+                Intervention(first, end, at, edits[number], only, point or Point.RESID_POST)
+                for first, end, at, number, only, point in made
+            ]
+        )
 
 
 Frame = Command | ToEngine | FromEngine

@@ -117,7 +117,7 @@ def bytes_of(entry: Entry) -> int:
             responses = sum(len(each.body) for each in entry.responses)
             keyed = sum(TOKEN_BYTES * len(each.turn.token_ids) for each in entry.keyed if each.turn is not None)
             own = len(entry.token_ids) + len(entry.record.metadata)
-            tensors = {id(each.vector.data): len(each.vector.data) for each in edits if each.vector is not None}
+            tensors = {id(tensor.data): len(tensor.data) for each in edits for tensor in each.tensors}
             return own + sum(tensors.values()) + responses + keyed  # many edits may share a tensor
         case TensorData():
             return len(entry.data)

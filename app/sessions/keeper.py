@@ -93,7 +93,7 @@ class JournalRoom:
 
 def vector_bytes(edits: Iterable[Edit]) -> int:
     """Bytes of the vectors of `edits`, which may share them."""
-    return sum({id(edit.vector.data): len(edit.vector.data) for edit in edits if edit.vector is not None}.values())
+    return sum({id(each.data): len(each.data) for edit in edits for each in edit.tensors}.values())
 
 
 def _grow(claim: Share, count: int) -> None:

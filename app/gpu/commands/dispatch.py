@@ -18,6 +18,7 @@ from app.domain.errors import (
     WrongState,
 )
 from app.domain.memory_map import AdapterUse, MemoryMap, SessionMemory, StepCounts, TextUse, TierUse
+from app.domain.points import place_of
 from app.domain.values import FinishReason, LoadedAdapter, SessionId, Ticket, common_prefix
 from app.gpu.commands.transfers import Exchange, Transfers
 from app.gpu.commands.whitebox import Whitebox
@@ -278,14 +279,16 @@ class CommandHandler:
         if turn is None or checkpoint is None or not turn.paused:
             raise WrongState(f"session {command.session} is not paused")
         began, until = time.perf_counter(), command.until
-        lowest, highest = checkpoint.boundary, self._scheduler.num_layers - 1
-        if until.layer is not None and not lowest <= until.layer <= highest:
-            what = f"until.layer must be from {lowest} to {highest}: the session is paused after layer {lowest - 1}"
-            raise FieldOutOfRange(what, param="until.layer")
+        highest = self._scheduler.num_layers - 1
         if until.layer is not None:
-            turn.pause_at = until.layer + 1, checkpoint.first
+            here = checkpoint.place < place_of(checkpoint.layer + 1, until.point)
+            lowest = checkpoint.layer if here else checkpoint.layer + 1
+            if not lowest <= until.layer <= highest:
+                what = f"until.layer must be from {lowest} to {highest} for {until.point}: the session is paused at "
+                raise FieldOutOfRange(f"{what}{checkpoint.point} of layer {checkpoint.layer}", param="until.layer")
+            turn.pause_at = until.layer + 1, until.point, checkpoint.first
         elif until.next_token:
-            turn.pause_at = lowest, len(sequence.tokens)
+            turn.pause_at = checkpoint.layer + 1, checkpoint.point, len(sequence.tokens)
         turn.ticket, turn.paused, turn.to_end = command.ticket, False, until.end
         self._scheduler.requeue(sequence)
         self._phases.forget(sequence)

@@ -6,6 +6,7 @@ import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -25,6 +26,7 @@ from app.domain.activations import (
 )
 from app.domain.breakpoints import Action, Edit, EditOp, Intervention, Positions, TensorData
 from app.domain.errors import ActivationsFull, FieldOutOfRange, WrongState
+from app.domain.points import STREAM, Point, names_of
 from app.gpu.kv.placement import Placement
 from app.gpu.planning.turns import Match
 from app.gpu.state.checkpoints import Captured, Cell, Checkpoint, Rows, StoredTensor, join_cells, kept_rows
@@ -83,6 +85,11 @@ class Whitebox:
     def _lens(self, sequence: TokenSequence, command: messages.Lens) -> LensRows:
         """The most likely tokens at some positions of the checkpoint. Raises `WrongState`, `FieldOutOfRange`."""
         began, (_, checkpoint) = time.perf_counter(), _paused(sequence)
+        if checkpoint.point not in STREAM:
+            raise WrongState(
+                f"session {command.session} is paused at {checkpoint.point}, and a lens reads the residual stream: "
+                f"pause at {names_of(STREAM)}"
+            )
         first, end = _chosen(checkpoint, command.positions)
         chosen = (checkpoint.hidden, first - checkpoint.first, end - checkpoint.first)
         rows = self._predict([chosen], command.top_k)
@@ -104,7 +111,7 @@ class Whitebox:
         captures = sequence.captures
         if captures.dropped or not captures.records:
             raise ActivationsFull("captures have no room in max_activation_bytes now", retry_after_s=1)
-        rows = [(each.hidden, 0, len(each.positions)) for each in captures.records]
+        rows = [(each.hidden, 0, len(each.positions)) for each in captures.records if each.point is Point.RESID_POST]
         return self._mean(rows, command.normed)
 
     def _clear_captures(self, sequence: TokenSequence, command: messages.ClearCaptures) -> None:
@@ -143,13 +150,14 @@ class Whitebox:
             tokens_recomputed=paused.tokens_recomputed,
         )
         sequence.checkpoint = Checkpoint(
-            info.layer + 1,
+            info.layer + (info.point is Point.RESID_POST),
             info.first,
             info.end - info.first,
             self._store(paused.hidden),
             info.in_pass,
             info.breakpoint,
             info.created_at,
+            info.point,
             held=False,
         )
         self._activations.note(sequence)
@@ -178,8 +186,9 @@ def read_captures(sequence: TokenSequence, command: messages.ReadCaptures) -> Ca
     captured, dropped = tuple(sequence.captures.records), sequence.captures.dropped
 
     def copy(each: Captured) -> Capture:
-        hidden = each.hidden.read(0, len(each.positions))
-        return Capture(each.breakpoint, each.layer, each.positions, each.token_ids, hidden)
+        found = each.hidden.read(0, len(each.positions))
+        tensor = replace(found, shape=(len(each.positions), *each.shape))
+        return Capture(each.breakpoint, each.layer, each.positions, each.token_ids, tensor, each.point, each.heads)
 
     return lambda: Captures(tuple(map(copy, captured)), dropped)
 
@@ -209,7 +218,7 @@ def read_activation(sequence: TokenSequence, command: messages.ReadCheckpoint) -
     _, checkpoint = _paused(sequence)
     first, end = _chosen(checkpoint, command.positions)
     tensor = checkpoint.hidden.read(first - checkpoint.first, end - checkpoint.first)
-    return Activation(checkpoint.boundary - 1, first, end, tensor)
+    return Activation(checkpoint.layer, first, end, tensor, checkpoint.point)
 
 
 def read_paused(sequence: TokenSequence, command: messages.ReadPaused) -> PausedTurn:
@@ -231,13 +240,13 @@ def edit_checkpoint(sequence: TokenSequence, command: messages.EditCheckpoint) -
     """Apply all edits, or none, and note them for a recomputation. Raises `WrongState`, `FieldOutOfRange`."""
     (_, checkpoint), log, edits = _paused(sequence), sequence.interventions, command.edits
     log.check_pass("edits", checkpoint.first, checkpoint.end, more=len(edits))
-    tensors = {edit.vector for edit in edits if edit.vector is not None}
+    tensors = {tensor for edit in edits for tensor in edit.tensors}
     log.check("edits", more=len(edits), more_bytes=sum(len(each.data) for each in tensors))
     hidden, made = checkpoint.hidden, []
     for index, edit in enumerate(edits):
         first, end = _chosen(checkpoint, edit.positions, param=f"edits.{index}.positions")
         hidden = hidden.edited(first - checkpoint.first, end - checkpoint.first, edit)
-        made.append(Intervention(first, end, checkpoint.boundary, edit))
+        made.append(_at_checkpoint(checkpoint, first, end, edit))
     if not hidden.is_finite():
         raise FieldOutOfRange("the edits lead to values that are not finite numbers", param="edits")
     checkpoint.hidden = hidden
@@ -256,10 +265,14 @@ def write_checkpoint(sequence: TokenSequence, command: messages.WriteCheckpoint)
         )
     log.check_pass("activation", checkpoint.first, checkpoint.end, more=1)
     log.check("activation", more=1, more_bytes=len(tensor.data))
-    log.forget(checkpoint.boundary, checkpoint.first, checkpoint.end)
+    log.forget(checkpoint.place, checkpoint.first, checkpoint.end)
     edit = Edit(EditOp.REPLACE, vector=tensor)
     checkpoint.hidden = checkpoint.hidden.edited(0, checkpoint.length, edit)
-    log.add(Intervention(checkpoint.first, checkpoint.end, checkpoint.boundary, edit))
+    log.add(_at_checkpoint(checkpoint, checkpoint.first, checkpoint.end, edit))
+
+
+def _at_checkpoint(checkpoint: Checkpoint, first: int, end: int, edit: Edit) -> Intervention:
+    return Intervention(first, end, checkpoint.layer + 1, edit, point=checkpoint.point)
 
 
 def open_map(sequence: TokenSequence, command: messages.OpenMap) -> ActivationMap:

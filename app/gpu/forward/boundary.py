@@ -1,4 +1,4 @@
-"""What breakpoints do at a layer boundary: edits, captures and checkpoints of rows, and their copies in host memory."""
+"""What breakpoints do at the points of a pass: edits, captures and checkpoints of rows, and host copies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.domain.breakpoints import Edit, EditOp, Intervention, TensorData
+from app.domain.breakpoints import Edit, EditOp, Gate, Intervention, PartKind, TensorData
+from app.domain.points import Point
 from app.domain.positions import Runs, positions_of
 from app.gpu.device.hardware import dtype_name
 from app.gpu.device.streams import PASSED, DeviceStreams, Event, Put
@@ -44,29 +45,74 @@ def vectors_on(device: torch.device, streams: DeviceStreams) -> PlaceTensor:
 
 
 def apply_edit(hidden: Tensor, edit: Edit, place: PlaceTensor = as_tensor) -> None:
-    """Change `hidden` `[positions, hidden_size]` in place. `place` gives the edit's tensor where `hidden` is."""
-    before = hidden.float()
-    after = _changed(before, edit, place)
+    """Change `hidden` `[positions, width]` in place. `place` gives the edit's tensors where `hidden` is."""
+    part, whole, chosen = edit.part, hidden, None
+    vector = None if edit.vector is None else place(edit.vector).float()
+    if part is not None:
+        chosen = place(_numbers(part.chosen)).long()
+        whole = hidden.unflatten(1, (part.of, -1)) if part.kind is PartKind.HEADS else hidden
+        vector = None if vector is None else _part_of_vector(vector, whole.shape[1:], chosen)
+    before = (hidden if chosen is None else whole.index_select(1, chosen)).float()
+    after = _changed(before, edit, vector)
+    if edit.keep_norm:
+        lengths = _lengths(after)
+        after = torch.where(lengths > 0, after * (_lengths(before) / lengths), after.double()).float()
     if edit.max_norm is not None:
         change = after - before
-        length = torch.linalg.vector_norm(change, dim=-1, keepdim=True, dtype=torch.float64)  # squares overflow float32
-        after = before + change * (edit.max_norm / length).clamp(max=1.0)
-    hidden.copy_(after)
+        after = before + change * (edit.max_norm / _lengths(change)).clamp(max=1.0)
+    if edit.gate is not None:
+        holds = _holds(hidden.float(), edit.gate, place)
+        after = torch.where(holds.view(-1, *[1] * (before.ndim - 1)), after, before)
+    if chosen is None:
+        hidden.copy_(after)
+    else:
+        whole.index_copy_(1, chosen, after.to(hidden.dtype))
 
 
-def _changed(hidden: Tensor, edit: Edit, place: PlaceTensor) -> Tensor:
-    """`hidden` float32 `[positions, hidden_size]` after the edit, without its `max_norm`."""
+@lru_cache(maxsize=KEPT_VECTORS)
+def _numbers(chosen: tuple[int, ...]) -> TensorData:
+    """In a dtype that float32, in which `place` brings it, has without rounding: no point is that wide."""
+    return TensorData("int32", (len(chosen),), np.asarray(chosen, "<i4").tobytes())
+
+
+def _part_of_vector(vector: Tensor, shape: torch.Size, chosen: Tensor) -> Tensor:
+    """The part of `[width]` or `[rows, width]` that goes with what is chosen of a position's `shape`, `[neurons]` or
+    `[heads, head_dim]`. A vector that is only for the part, or for any one head, stays what it is.
+    """
+    if vector.shape[-1] != shape.numel():
+        return vector if len(shape) == 1 else vector.unsqueeze(-2)
+    parts: Tensor = vector.unflatten(-1, shape)
+    return parts.index_select(vector.ndim - 1, chosen)
+
+
+def _lengths(tensor: Tensor) -> Tensor:
+    """L2, over the last dimension, in float64: squares overflow float32."""
+    lengths: Tensor = torch.linalg.vector_norm(tensor, dim=-1, keepdim=True, dtype=torch.float64)
+    return lengths
+
+
+def _holds(hidden: Tensor, gate: Gate, place: PlaceTensor) -> Tensor:
+    """Whether the gate does, for each of `hidden` float32 `[positions, width]`."""
+    value = (hidden * place(gate.along).float()).sum(-1)
+    holds = torch.ones_like(value, dtype=torch.bool)
+    if gate.above is not None:
+        holds &= value > gate.above
+    if gate.below is not None:
+        holds &= value < gate.below
+    return holds
+
+
+def _changed(hidden: Tensor, edit: Edit, vector: Tensor | None) -> Tensor:
+    """`hidden` float32 `[positions, ..., width]` after the edit's operation alone."""
     if edit.op is EditOp.SCALE:
         return hidden * edit.factor
-    if edit.op is EditOp.ABLATE:
+    if vector is None:
         return torch.zeros_like(hidden)
-    assert edit.vector is not None
-    vector = place(edit.vector).float()
     if edit.op is EditOp.ADD:
         return hidden + edit.factor * vector
-    if edit.op is EditOp.REPLACE:
+    if edit.op in (EditOp.REPLACE, EditOp.ABLATE):
         return vector.expand_as(hidden)
-    unit: Tensor = vector / torch.linalg.vector_norm(vector)
+    unit: Tensor = vector / torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
     # Unlike a product's, the bits of a sum on a CPU are the same for any number of rows.
     component = (hidden * unit).sum(-1, keepdim=True)
     wanted = edit.factor if edit.op is EditOp.CLAMP else 0.0
@@ -74,7 +120,7 @@ def _changed(hidden: Tensor, edit: Edit, place: PlaceTensor) -> Tensor:
 
 
 class HostTensor:
-    """`[positions, hidden_size]`, complete when `tensor` is read. Nothing changes it."""
+    """`[positions, width]`, complete when `tensor` is read. Nothing changes it."""
 
     def __init__(self, tensor: Tensor, streams: DeviceStreams, copied: Event = PASSED, save_ms: float = 0.0) -> None:
         self._tensor = tensor
@@ -87,7 +133,7 @@ class HostTensor:
 
     @classmethod
     def save(cls, hidden: Tensor, streams: DeviceStreams) -> HostTensor:
-        """Copy `[positions, hidden_size]` once computed, beside the next work. Nothing may write to it any more."""
+        """Copy `[positions, width]` once computed, beside the next work. Nothing may write to it any more."""
         began = time.perf_counter()
         saved = streams.host_tensor(tuple(hidden.shape), hidden.dtype)
         streams.saves.wait(streams.compute.record())
@@ -152,16 +198,19 @@ def _copy(tensor: Tensor, streams: DeviceStreams) -> Tensor:
 
 
 class Stopped(NamedTuple):
-    """A row that has paused: its residual stream there, and what layers below that fold have left, if any do."""
+    """A row that has paused: what stood at its point, the residual stream below the layer if that is inside of one that
+    has others below, and what layers below that fold have left, if any do.
+    """
 
     hidden: HostTensor
+    base: HostTensor | None
     states: HostTensor | None
 
 
 class BoundaryActions:
-    """Edits, captures and checkpoints of a step's rows at layer boundaries. `hidden` is always the row's part of the
-    residual stream, `[length, hidden_size]`. Indices of scattered positions are put on the device when this is made;
-    only the tensors of edits come later, through `place`.
+    """Edits, captures and checkpoints of a step's rows at the points of a pass. What `found` means is always the row's
+    part of what stands at a point, `[length, width]`. Indices of scattered positions are put on the device when this is
+    made; only the tensors of edits come later, through `place`.
     """
 
     def __init__(self, rows: Sequence[Row], put: Put, streams: DeviceStreams, place: PlaceTensor) -> None:
@@ -170,8 +219,11 @@ class BoundaryActions:
         """Captures of breakpoints; the sessions get them only when the step is over."""
         self.stopped: dict[Row, Stopped] = {}
         """What is kept of each row that pauses."""
+        self._held: dict[Row, HostTensor] = {}
+        self._bases: dict[Row, HostTensor] = {}
+        """Of rows that pause inside a layer, until it has run."""
         self._tokens: dict[tuple[Row, Runs], tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        """Chosen positions, and the tokens there: found once, at however many boundaries they are captured."""
+        """Chosen positions, and the tokens there: found once, at however many points they are captured."""
         self._indices: dict[tuple[Row, Runs], Tensor] = {}
         for row in rows:
             for step in row.path.steps:
@@ -180,53 +232,82 @@ class BoundaryActions:
                 index = np.fromiter(positions_of(step.runs), np.int64) - row.first
                 self._indices[row, step.runs] = put(index)
 
-    def load_checkpoint(self, row: Row, hidden: Tensor) -> None:
-        """Put the sequence's checkpoint in place."""
+    def enter(self, row: Row, hidden: Tensor) -> None:
+        """Put the residual stream in place with which the row's pass goes on."""
         checkpoint = row.sequence.checkpoint
         assert checkpoint is not None
-        assert isinstance(checkpoint.hidden, HostTensor)
+        self._load(row, checkpoint.base if checkpoint.is_inside else checkpoint.hidden, hidden)
+
+    def _load(self, row: Row, kept: StoredTensor | None, found: Tensor) -> None:
+        checkpoint = row.sequence.checkpoint
+        assert checkpoint is not None
+        assert isinstance(kept, HostTensor)
         began = time.perf_counter()
-        checkpoint.hidden.load(hidden, row.first - checkpoint.first)
+        kept.load(found, row.first - checkpoint.first)
         checkpoint.restore_ms = (time.perf_counter() - began) * 1000
 
-    def act(self, row: Row, boundary: int, hidden: Tensor) -> None:
-        """Do what is marked at the boundary that the row has reached. `hidden` may go on behind a row of one token with
-        the neighbours that `find_alike` finds: they are edited at once.
+    def act(
+        self, row: Row, boundary: int, found: Tensor, point: Point = Point.RESID_POST, heads: int | None = None
+    ) -> None:
+        """Do what is marked at the point that the row has reached, which may have `heads`. `found` may go on behind a
+        row of one token with the neighbours that `find_alike` finds: they are edited at once.
         """
-        for step in row.path.at(boundary):
+        for step in row.path.at(boundary, point):
             match step:
                 case Intervention():
-                    chosen = hidden if row.length == 1 else self._choose(row, step.runs, hidden)
+                    chosen = found if row.length == 1 else self.choose(row, step.runs, found)
                     apply_edit(chosen, step.edit, self._place)
                     if len(step.runs) > 1:
-                        hidden.index_copy_(0, self._indices[row, step.runs], chosen)
+                        found.index_copy_(0, self._indices[row, step.runs], chosen)
                 case Record():
-                    self.captured.setdefault(row, []).append(self._capture(row, step, hidden))
+                    self._capture(row, step, found, heads)
                 case LoadCheckpoint():
-                    self.load_checkpoint(row, hidden)
+                    assert row.sequence.checkpoint is not None
+                    self._load(row, row.sequence.checkpoint.hidden, found)
 
-    def stop(self, row: Row, hidden: Tensor, states: Tensor | None) -> None:
-        """Save a row that pauses here, and the `states` that layers below have left, `[1, bytes]`; nothing may write to
-        these any more.
+    def hold(self, row: Row, found: Tensor) -> None:
+        """Save what stands at a point inside a layer, where the row pauses."""
+        self._held[row] = self._save(found)
+
+    def keep_base(self, row: Row, hidden: Tensor) -> None:
+        """Save the residual stream that the layer takes in which the row pauses."""
+        self._bases[row] = self._save(hidden)
+
+    def stop(self, row: Row, hidden: Tensor | None, states: Tensor | None) -> None:
+        """Save a row that pauses here, or that `hold` has saved inside the layer, and the `states` that layers below
+        have left, `[1, bytes]`; nothing may write to these any more.
         """
         kept = None if states is None else HostTensor.save(states, self._streams)
-        self.stopped[row] = Stopped(HostTensor.save(hidden, self._streams), kept)
+        saved = self._held.pop(row) if hidden is None else HostTensor.save(hidden, self._streams)
+        self.stopped[row] = Stopped(saved, self._bases.pop(row, None), kept)
 
-    def _choose(self, row: Row, runs: Runs, hidden: Tensor) -> Tensor:
-        """The chosen positions, `[positions, hidden_size]`: a view where they are one run, else a copy."""
+    def choose(self, row: Row, runs: Runs, found: Tensor) -> Tensor:
+        """The chosen positions, `[positions, ...]`: a view where they are one run, else a copy."""
         if len(runs) > 1:
-            return hidden.index_select(0, self._indices[row, runs])
+            return found.index_select(0, self._indices[row, runs])
         [run] = runs
-        return hidden[run.first - row.first : run.end - row.first : run.step]
+        return found[run.first - row.first : run.end - row.first : run.step]
 
-    def _capture(self, row: Row, record: Record, hidden: Tensor) -> Captured:
-        """The chosen positions as they are now, in memory that nothing else writes to."""
+    def _capture(self, row: Row, record: Record, found: Tensor, heads: int | None) -> None:
+        chosen = self.choose(row, record.runs, found)
+        shape: tuple[int, ...] = (found.shape[1],)
+        if heads is not None:
+            by_head = chosen.unflatten(1, (heads, -1))
+            shape = (len(record.heads) or heads, by_head.shape[2])
+            if record.heads:
+                chosen = torch.cat([by_head[:, head] for head in record.heads], dim=1)
+        self.keep(row, record, chosen, shape)
+
+    def keep(self, row: Row, record: Record, chosen: Tensor, shape: tuple[int, ...]) -> None:
+        """Keep what was chosen as it is now, `[positions, numbers]`, each of that shape."""
         runs = record.runs
         if (row, runs) not in self._tokens:
             positions = tuple(positions_of(runs))
             self._tokens[row, runs] = positions, tuple(row.sequence.tokens[position] for position in positions)
-        chosen = self._choose(row, runs, hidden)
-        if len(runs) == 1:
-            chosen = chosen.clone(memory_format=torch.contiguous_format)
-        seen = HostTensor.save(chosen, self._streams)
-        return Captured(record.breakpoint, record.boundary - 1, *self._tokens[row, runs], seen)
+        seen, tokens = self._save(chosen), self._tokens[row, runs]
+        captured = Captured(record.breakpoint, record.layer, *tokens, seen, record.point, shape, record.heads)
+        self.captured.setdefault(row, []).append(captured)
+
+    def _save(self, found: Tensor) -> HostTensor:
+        """As it is now, in memory that nothing else writes to."""
+        return HostTensor.save(found.clone(memory_format=torch.contiguous_format), self._streams)

@@ -13,14 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.domain.breakpoints import TensorData
+from app.domain.breakpoints import Intervention, TensorData
 from app.domain.memory_map import StepCounts
+from app.domain.points import Point
 from app.gpu.device.hardware import is_out_of_memory
 from app.gpu.device.streams import DeviceStreams, Download, Put, Staging
 from app.gpu.forward.boundary import BoundaryActions, HostTensor, vectors_on
 from app.gpu.forward.graphs import Graphs, RunLayers, run_piece
 from app.gpu.forward.inputs import Batches, place_runs
 from app.gpu.forward.results import LaunchedStep, SplitStep
+from app.gpu.forward.taps import LayerTaps
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models.adapters import Additions
@@ -400,13 +402,20 @@ class Forward:
             batch, index = placed[segment.rows]
             if self._states is not None:
                 batch = self._states.give(segment.rows, batch)
-            self._hidden[index] = self._run_layers(segment.lo, segment.hi, self._hidden[index], batch)
+            given, taps = self._hidden[index], self._taps(segment, [self._rows[place] for place in segment.rows])
+            if taps is not None:
+                taps.enter(given)
+                batch = replace(batch, taps=taps.inside)
+            self._hidden[index] = self._run_layers(segment.lo, segment.hi, given, batch)
             if self._states is not None:
                 self._states.take(segment.rows, batch)
             self._act(segment)
         if self._outputs is None:
-            return self._hidden.new_empty(0, self._stack.vocab_size)
-        return self._stack.head(self._hidden[self._outputs])
+            logits = self._hidden.new_empty(0, self._stack.vocab_size)
+        else:
+            logits = self._stack.head(self._hidden[self._outputs])
+        self._act_on_head(logits)
+        return logits
 
     def _run_in_place(self, graphs: Graphs, token_ids: Tensor) -> Tensor:
         taken: tuple[int, ...] | None = None
@@ -419,19 +428,34 @@ class Forward:
                 taken = segment.rows
                 graphs.take(token_ids, self._batch, self._absent[taken])
             self._load_checkpoints(place for place in taken if 0 < segment.lo == self._rows[place].path.lo)
-            self.replayed &= graphs.run(segment.lo, segment.hi)
+            taps = self._taps(segment, self._rows)
+            if taps is None:
+                self.replayed &= graphs.run(segment.lo, segment.hi)
+            else:
+                graphs.run_tapped(segment.lo, taps)
+                self.replayed = False
             self._act(segment)
         # Rows that have paused after the last layer.
         self._load_checkpoints(place for place, row in enumerate(self._rows) if row.path.lo == row.path.hi)
         if self._outputs is None:
-            return self._hidden.new_empty(0, self._stack.vocab_size)
-        layers = self._stack.num_layers
-        self.replayed &= graphs.run(layers, layers + 1)
-        return graphs.logits[self._outputs]
+            logits = self._hidden.new_empty(0, self._stack.vocab_size)
+        else:
+            layers = self._stack.num_layers
+            self.replayed &= graphs.run(layers, layers + 1)
+            logits = graphs.logits[self._outputs]
+        self._act_on_head(logits)
+        return logits
+
+    def _taps(self, segment: Segment, rows: Sequence[Row]) -> LayerTaps | None:
+        """Those of a segment inside of which something is done, for a batch of these rows: its own, or all."""
+        if not any(self._rows[place].path.points_in(segment.hi) for place in segment.rows):
+            return None
+        members = range(len(rows)) if len(rows) == len(segment.rows) else segment.rows
+        return LayerTaps(self._actions, segment.hi, rows, members)
 
     def _load_checkpoints(self, places: Iterable[int]) -> None:
         for place in places:
-            self._actions.load_checkpoint(self._rows[place], self._hidden_of(place, place + 1))
+            self._actions.enter(self._rows[place], self._hidden_of(place, place + 1))
 
     def _hidden_of(self, first: int, end: int) -> Tensor:
         """The residual stream of rows `[first, end)`; writing to it changes them."""
@@ -447,8 +471,30 @@ class Forward:
             row = rows[first]
             if row.path.steps:
                 self._actions.act(row, boundary, self._hidden_of(first, end))
-            if row.path.pauses and row.path.hi == boundary:
+            if row.path.pauses is None or row.path.hi != boundary:
+                continue
+            inside, hidden = row.path.pauses is not Point.RESID_POST, None
+            if not inside:
                 hidden = self._hidden_of(first, end)
                 hidden = hidden if self._graphs is None else hidden.clone()  # graphs run in its place
-                states = None if self._states is None else self._states.below(first, boundary)
-                self._actions.stop(row, hidden, states)
+            states = None if self._states is None else self._states.below(first, boundary - inside)
+            self._actions.stop(row, hidden, states)
+
+    def _act_on_head(self, logits: Tensor) -> None:
+        """Do what is marked behind the layers, and put logits that it changes in place, `[outputs, vocab_size]`. What
+        is looked at there is computed for it: mostly few of a row's tokens need it for anything else.
+        """
+        boundary, end = self._stack.num_layers + 1, 0
+        for place, row in enumerate(self._rows):
+            end += row.outputs
+            at_norm, at_logits = (row.path.at(boundary, point) for point in (Point.FINAL_NORM, Point.LOGITS))
+            if not at_norm and not at_logits:
+                continue
+            normed = self._stack.normed(self._hidden_of(place, place + 1))
+            self._actions.act(row, boundary, normed, Point.FINAL_NORM)
+            changed = row.outputs > 0 and any(isinstance(step, Intervention) for step in (*at_norm, *at_logits))
+            if at_logits or changed:
+                own = self._stack.unembed(normed)
+                self._actions.act(row, boundary, own, Point.LOGITS)
+                if changed:
+                    logits[end - row.outputs : end] = own[-row.outputs :]

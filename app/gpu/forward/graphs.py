@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from app.gpu.forward.inputs import FixedBatch, Places
-from app.gpu.kernels.attention.base import Batch
+from app.gpu.kernels.attention.base import Batch, Taps
 from app.gpu.kv.pools import KVPool
 from app.gpu.models.base import TOLERANCE, LayerStack
 
@@ -63,6 +63,8 @@ def run_piece(stack: LayerStack, run_layers: RunLayers, lo: int, hi: int, given:
     layers = stack.num_layers
     hidden = given if lo else stack.embed(given, batch.positions)
     batch = batch if lo else replace(batch, token_ids=given)
+    if batch.taps is not None:
+        batch.taps.enter(hidden)
     if lo < layers:
         hidden = run_layers(lo, min(hi, layers), hidden, batch)
     return stack.head(hidden) if hi > layers else hidden
@@ -274,6 +276,12 @@ class Graphs:
                 self._check(piece, replay)
             replayed = False
         return replayed
+
+    def run_tapped(self, lo: int, taps: Taps) -> None:
+        """Take `hidden` through layer `lo`, which tells of its points: no graph can."""
+        piece = Piece(self._bucket, lo, lo + 1)
+        (given, out), batch = self._ends(piece), self._inputs.first(self._bucket, self._bucket)
+        out.copy_(run_piece(self._stack, self._run_layers, lo, lo + 1, given, replace(batch, taps=taps)))
 
     def record_due(self) -> None:
         """Record a piece that is wanted often, behind the work that has been launched. The rows are padding meanwhile,

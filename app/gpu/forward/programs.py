@@ -2,7 +2,7 @@
 
 Waking threads for each kernel of a layer of one token, and coming back to Python, takes about as long as the kernels.
 So layers of a resident model are recorded, if they can be, with as many tokens as there may be, and each run tells the
-kernels how many there are.
+kernels how many there are. A run stops at the points inside a layer at which something is done, and goes on from there.
 """
 
 import ctypes
@@ -10,8 +10,9 @@ import logging
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple, Self
 from weakref import finalize
 
 import torch
@@ -19,9 +20,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from app.domain.points import Point
 from app.gpu.forward.graphs import layer_by_layer
 from app.gpu.forward.inputs import FixedBatch
-from app.gpu.kernels.attention.base import Batch, RowShape
+from app.gpu.kernels.attention.base import AttentionSpec, Batch, RowShape, Taps
 from app.gpu.kernels.attention.cpu import PAGED_TOKENS, count_short, token_tables
 from app.gpu.kernels.attention.cpu.prompts import PlacedPrompts, PromptArguments
 from app.gpu.kernels.cpu import recorded_by
@@ -68,6 +70,72 @@ class Arena:
         return torch.frombuffer(owner, dtype=torch.uint8)[:nbytes]
 
 
+class Stretch(NamedTuple):
+    """The memory of a tensor that is not kept: the arena may give it to others."""
+
+    address: int
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Self:
+        """That of `tensor` `[tokens, ...]`."""
+        return cls(tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+
+    def first(self, tokens: int) -> Tensor:
+        """What is there now of the first tokens."""
+        shape = (tokens, *self.shape[1:])
+        count = 1 + sum((size - 1) * stride for size, stride in zip(shape, self.strides, strict=True))
+        memory = (ctypes.c_uint8 * (count * self.dtype.itemsize)).from_address(self.address)
+        return torch.frombuffer(memory, dtype=self.dtype).as_strided(shape, self.strides)
+
+
+class Mark(NamedTuple):
+    """A point inside a layer, before launch `index`. `tell` tells taps of it, of so many tokens of a batch."""
+
+    index: int
+    point: Point
+    tell: Callable[[Taps, int, Batch], None]
+
+
+class Marks:
+    """`Taps` that note where a layer's points are while it is recorded."""
+
+    points = frozenset(Point)
+
+    def __init__(self, launches: Sequence[Launch]) -> None:
+        self._launches = launches
+        self.found: list[Mark] = []
+        """In the order of the layer."""
+
+    def of_row(self, index: int) -> Taps:
+        """Of rows by themselves nothing is recorded."""
+        raise NotRecordable("its layers run row by row")
+
+    def enter(self, hidden: Tensor) -> None:
+        """The layer's input is no point inside it."""
+
+    def __call__(self, point: Point, x: Tensor, order: Tensor | None = None) -> None:
+        here = Stretch.of(x)
+        self._note(point, lambda taps, tokens, batch: taps(point, here.first(tokens), order))
+
+    def experts(self, ids: Tensor, weights: Tensor, count: int) -> None:
+        """As `Taps` has it."""
+        both = Stretch.of(ids), Stretch.of(weights)
+        self._note(
+            Point.EXPERTS, lambda taps, tokens, batch: taps.experts(*(each.first(tokens) for each in both), count)
+        )
+
+    def pattern(self, query: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec) -> None:
+        """As `Taps` has it, of the batch of the run."""
+        here = Stretch.of(query)
+        self._note(Point.PATTERN, lambda taps, tokens, batch: taps.pattern(here.first(tokens), kv, batch, spec))
+
+    def _note(self, point: Point, tell: Callable[[Taps, int, Batch], None]) -> None:
+        self.found.append(Mark(len(self._launches), point, tell))
+
+
 class Recording(TorchDispatchMode):
     """While it is active, the launches of the thread are kept, not run, and tensors are made in an arena. PyTorch's own
     operators that compute, or read a value, raise NotRecordable; `tolist` and `numpy` are none, and are not seen.
@@ -82,14 +150,14 @@ class Recording(TorchDispatchMode):
         """Layer i is launches `[starts[i], starts[i + 1])`."""
         self.hidden: list[Tensor] = []
         """Layer i reads `hidden[i]`, and writes `hidden[i + 1]`. Other layers have something else in that memory."""
+        self.marks: list[Sequence[Mark]] = []
+        """Of each layer."""
         self._arena = Arena()
 
     def mark_boundary(self, hidden: Tensor) -> None:
         """What is recorded next is another layer, which reads `hidden` `[tokens, hidden_size]`."""
         self.starts.append(len(self.launches))
-        # A tensor that does not keep the memory: the arena may give it to others.
-        memory = (ctypes.c_uint8 * (hidden.numel() * hidden.itemsize)).from_address(hidden.data_ptr())
-        self.hidden.append(torch.frombuffer(memory, dtype=hidden.dtype).view(hidden.shape))
+        self.hidden.append(Stretch.of(hidden).first(len(hidden)))
 
     @contextmanager
     def within(self, arena: Arena) -> Iterator[None]:
@@ -172,14 +240,36 @@ class RecordedLayers:
             tables[MOST_SHORT : MOST_SHORT + len(prompts), :width] = given[short:]
         program.set("queries", first)
         program.set("tokens", tokens)
-        if prompts:
-            self._run_prompts(program, recording, lo, hi, prompts)
+        placed = self._place_prompts(program, recording, prompts) if prompts else None
+        if batch.taps is not None:  # of one layer
+            self._run_tapped(program, recording, lo, batch.taps, tokens, batch)
+        elif prompts:
+            # One by one: it takes long, and the watch asks how far it is.
+            for start, end in pairwise(recording.starts[lo : hi + 1]):
+                if self._on_layer is not None:
+                    self._on_layer()
+                program.run(start, end)
         else:
             program.run(recording.starts[lo], recording.starts[hi])
+        del placed  # the launches have read it
         return recording.hidden[hi][:tokens]
 
-    def _run_prompts(self, program: Program, recording: Recording, lo: int, hi: int, rows: Sequence[RowShape]) -> None:
-        """Run the layers of the program for prompts one by one: it takes long, and the watch asks how far it is."""
+    def _run_tapped(
+        self, program: Program, recording: Recording, layer: int, taps: Taps, tokens: int, batch: Batch
+    ) -> None:
+        """Run a layer that stops at the points of `taps`."""
+        start, group = recording.starts[layer], batch.by_group()[self._pool.group_of[layer]]
+        if self._on_layer is not None:
+            self._on_layer()
+        for mark in recording.marks[layer]:
+            if mark.point in taps.points:
+                program.run(start, mark.index)
+                start = mark.index
+                mark.tell(taps, tokens, group)
+        program.run(start, recording.starts[layer + 1])
+
+    def _place_prompts(self, program: Program, recording: Recording, rows: Sequence[RowShape]) -> PlacedPrompts:
+        """Tell the program for prompts where these are; what is given has memory that it reads."""
         launched = (each.arguments for each in recording.launches)
         placed = PlacedPrompts(
             rows,
@@ -190,10 +280,7 @@ class RecordedLayers:
         )
         for field, number in placed.arguments.items():
             program.set(field, number)
-        for start, end in pairwise(recording.starts[lo : hi + 1]):
-            if self._on_layer is not None:
-                self._on_layer()
-            program.run(start, end)
+        return placed
 
     def _record(self, what: str, batch: Batch) -> tuple[Program, Recording] | None:
         """None if the model, or its attention, needs other kernels for that."""
@@ -202,9 +289,11 @@ class RecordedLayers:
         batches, group_of = batch.by_group(), self._pool.group_of
         try:
             for layer in range(self._stack.num_layers):
+                marks = Marks(recording.launches)
                 with recording.within(self._arena):
-                    given = batches[group_of[layer]]
+                    given = replace(batches[group_of[layer]], taps=marks)
                     hidden = self._stack.layer(layer, hidden, given, self._pool.layer(layer))
+                recording.marks.append(marks.found)
                 recording.mark_boundary(hidden)
         except NotRecordable as reason:
             logger.info("%s run without a program: %s", what, reason)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -180,7 +180,12 @@ class SplitStep:
             for row, part in result.stopped.items():
                 stopped.setdefault(row.whole, []).append(part)
         for row, parts in stopped.items():
-            joined.stopped[row] = Stopped(HostTensor.joined([part.hidden for part in parts]), parts[-1].states)
+            bases = [part.base for part in parts if part.base is not None]
+            joined.stopped[row] = Stopped(
+                HostTensor.joined([part.hidden for part in parts]),
+                HostTensor.joined(bases) if bases else None,
+                parts[-1].states,
+            )
         joined.captured = {row: _join_captures(row, found) for row, found in joined.captured.items()}
         return joined
 
@@ -191,14 +196,20 @@ def _join_captures(row: Row, captured: Sequence[Captured]) -> list[Captured]:
     for each in captured:
         found.setdefault((each.breakpoint, each.layer), []).append(each)
     records = (step for step in row.path.steps if isinstance(step, Record))
-    wanted = ((record.breakpoint, record.boundary - 1) for record in records)
+    wanted = ((record.breakpoint, record.layer) for record in records)
+    return [each for key in wanted if key in found for each in _join(found[key])]
+
+
+def _join(cuts: list[Captured]) -> list[Captured]:
+    """One of all cuts. The patterns of each have other keys: they stay apart."""
+    first = cuts[0]
+    if any(cut.shape != first.shape for cut in cuts):
+        return cuts
     return [
-        Captured(
-            *key,
-            tuple(position for cut in found[key] for position in cut.positions),
-            tuple(token for cut in found[key] for token in cut.token_ids),
-            HostTensor.joined([cut.hidden for cut in found[key]]),
+        replace(
+            first,
+            positions=tuple(position for cut in cuts for position in cut.positions),
+            token_ids=tuple(token for cut in cuts for token in cut.token_ids),
+            hidden=HostTensor.joined([cut.hidden for cut in cuts]),
         )
-        for key in wanted
-        if key in found
     ]

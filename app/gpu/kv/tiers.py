@@ -210,7 +210,7 @@ class KVTiers:
         if paused is None or is_whole or pool.stripe > 1 or pool.state_blocks:
             return WHOLE_PASSES
         whole = pool.blocks_for(sequence.computed)
-        return HalfPass(max(0, end - max(first, whole)), paused.boundary)
+        return HalfPass(max(0, end - max(first, whole)), max(1, paused.boundary))
 
     def _bytes_above(self, half: HalfPass) -> int:
         """Those of the layers that the half pass has not run."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
+from app.domain.points import Points
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.state.layer_state import LayerState, state_bytes
 
@@ -37,6 +38,8 @@ class LayerStack(Protocol):
     device: torch.device
     parameter_bytes: int
     """Of the whole model."""
+    points: Points
+    """What it has, of which `Batch.taps` are told those inside a layer."""
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Token ids and positions, `[tokens]` int64 each, to the residual stream `[tokens, hidden_size]`."""
@@ -59,6 +62,10 @@ class LayerStack(Protocol):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Final norm and output projection: `[rows, hidden_size]` to float32 logits `[rows, vocab_size]`."""
+        ...
+
+    def unembed(self, normed: Tensor) -> Tensor:
+        """What `head` makes of the result of `normed`."""
         ...
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from app.domain.points import Point, Points, PointShape, around_layers
 from app.gpu.kernels.attention.base import Attention, Batch
 from app.gpu.kernels.linear.base import (
     WHOLE,
@@ -66,6 +68,8 @@ class Family:
     """Those that have a kernel of ours on a CPU."""
     unused: Callable[[PretrainedConfig], re.Pattern[str]]
     """Tensors of checkpoints that nothing needs."""
+    points: Callable[[PretrainedConfig, int], Mapping[Point, PointShape]]
+    """Those inside a layer, by its number, that it gives to `Batch.taps`."""
     tables: Callable[[PretrainedConfig, int, Weights], Any] | None = None
     """Makes what all layers look up, of a config, the longest sequence and the weights."""
     positions: str | None = None
@@ -183,6 +187,11 @@ class OwnStack:
         self._output = self._chunk(take_output_weight(source, config, tokens), layer_bytes)
         source.finish(family.unused(config))
         self._embedding_scale = family.embedding_scale(config, self.dtype)
+        self.points = (
+            points_of(family, config)
+            if shard.ranks == 1
+            else around_layers(self.num_layers, self.hidden_size, self.vocab_size)
+        )
         self._logit_scale, self._logit_cap = family.logit_scale(config), family.logit_cap(config)
         self.parameter_bytes = source.nbytes
 
@@ -212,9 +221,11 @@ class OwnStack:
             return self._norm(hidden)
 
     def head(self, hidden: Tensor) -> Tensor:
-        normed = self.normed(hidden)
+        return self.unembed(self.normed(hidden))
+
+    def unembed(self, normed: Tensor) -> Tensor:
         width, end = sum(chunk.out_features for chunk in self._output), 0
-        logits = torch.empty(hidden.shape[0], width, dtype=torch.float32, device=hidden.device)
+        logits = torch.empty(normed.shape[0], width, dtype=torch.float32, device=normed.device)
         for index, chunk in enumerate(self._output, self.num_layers + 1):
             begin, end = end, end + chunk.out_features
             with self._weights.using(index):
@@ -224,6 +235,22 @@ class OwnStack:
         if self._logit_cap is not None:
             softcap_(logits, self._logit_cap)
         return self._shard.beside(logits, self.vocab_size)
+
+
+def points_of(family: Family, config: PretrainedConfig) -> Points:
+    """All that a model of the family has."""
+    layers = config.num_hidden_layers
+    inside = [family.points(config, index) for index in range(layers)]
+    found = dict(around_layers(layers, config.hidden_size, config.vocab_size))
+    found.update((point, tuple(layer.get(point) for layer in inside)) for point in dict.fromkeys(chain(*inside)))
+    return found
+
+
+def attention_points(heads: int, kv_heads: int, head_dim: int) -> dict[Point, PointShape]:
+    """Those of queries, keys and values, before and behind rotation."""
+    queries, keys = PointShape(heads * head_dim, heads), PointShape(kv_heads * head_dim, kv_heads)
+    found = dict.fromkeys((Point.Q, Point.Q_ROT, Point.Z), queries)
+    return found | dict.fromkeys((Point.K, Point.K_ROT, Point.V), keys) | {Point.PATTERN: PointShape(heads, heads)}
 
 
 def head_dim_of(config: PretrainedConfig) -> int:

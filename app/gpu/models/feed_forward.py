@@ -16,12 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
+from app.domain.points import Point
+from app.gpu.kernels.attention.base import Taps
 from app.gpu.kernels.linear.base import Linear, Matrix, dense_of, split, stack, with_rows
 from app.gpu.models.elementwise import clamped_swiglu, gelu_mul, silu_mul
 from app.gpu.models.family import Elementwise, Parts, activation_of
 
-FeedForward = Callable[[Tensor], Tensor]
-"""`[tokens, hidden_size]` to the same shape, in a new tensor."""
+FeedForward = Callable[[Tensor, Taps | None], Tensor]
+"""`[tokens, hidden_size]` to the same shape, in a new tensor, with the taps of its points."""
 OWN_ACTIVATIONS: dict[str, Elementwise] = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_mul, "gelu_new": gelu_mul}
 """Those with a kernel of ours that multiplies `up` by what becomes of `gate`, by the names of Transformers."""
 _STEP = 32
@@ -83,9 +85,17 @@ def mlp(
     """`down(activation(gate(x)) * up(x))`, gate and up in one projection; if `fused`, in the checkpoint too."""
     up, down = _gate_up(parts, name, width, bias=bias, fused=fused), _down(parts, name, width, bias=bias)
     multiply, total = gated(activation), parts.shard.total
-    if parts.shard.ranks == 1:
-        return lambda x: down(multiply(up(x)))
-    return lambda x: total(down(multiply(up(x))))
+
+    def feed_forward(x: Tensor, taps: Taps | None) -> Tensor:
+        gate_up = up(x)
+        if taps is not None:
+            taps(Point.MLP_PRE, gate_up[:, : gate_up.shape[1] // 2])
+        neurons = multiply(gate_up)
+        if taps is not None:
+            taps(Point.MLP_POST, neurons)
+        return total(down(neurons))
+
+    return feed_forward
 
 
 def _gate_up(parts: Parts, name: str, width: int, *, bias: bool = False, fused: bool = False) -> Linear:
@@ -118,7 +128,7 @@ class Experts:
         gate_up_bias, down_bias = _take_turned_biases(parts, experts, mixture) if turned else (None, None)
         self._gate_up = parts.bundle.linear(gate_up, gate_up_bias, mixture.experts)
         self._down = parts.bundle.linear(down, down_bias, mixture.experts)
-        self._shared: FeedForward | None = None
+        self._shared: Elementwise | None = None
         if mixture.shared is not None:
             shared = f"{module}.{mixture.shared}"
             up, back = _gate_up(parts, shared, mixture.shared_width), _down(parts, shared, mixture.shared_width)
@@ -157,8 +167,10 @@ class Experts:
             )
         return with_rows(stack(rows), count + missing), bias
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, taps: Taps | None) -> Tensor:
         mixture, logits = self._mixture, self._router(x)
+        if taps is not None:
+            taps(Point.ROUTER_LOGITS, logits[:, : mixture.experts])
         ids, weights = self._on.route(
             logits,
             mixture.top_k,
@@ -170,6 +182,8 @@ class Experts:
             groups=mixture.groups,
             top_groups=mixture.top_groups,
         )
+        if taps is not None:
+            taps.experts(ids, weights, mixture.experts)
         places, starts = self._on.group(ids, mixture.experts)
         visits = self._down(self._multiply(self._gate_up(self._on.spread(x, places), starts)), starts)
         shared = None if self._shared is None else self._shared(x)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch
+from app.domain.points import Point, PointShape
+from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, tapped
 from app.gpu.models.elementwise import add_, gelu_, layer_norm
-from app.gpu.models.family import Elementwise, Family, Layer, Parts, activation_of, head_dim_of
+from app.gpu.models.family import Elementwise, Family, Layer, Parts, activation_of, attention_points, head_dim_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -37,12 +39,41 @@ def _layer(attention: Attention, _tables: None, index: int, parts: Parts) -> Lay
     down = parts.summed(f"{name}.mlp.c_proj", hidden_size, inner, bias=True)
 
     def layer(hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        query, key, value = to_qkv(input_norm(hidden)).view(hidden.shape[0], 3, heads, -1).unbind(1)
-        attended = attention(query, key, value, kv, batch, spec)
-        hidden = add_(output(attended.view(hidden.shape[0], -1)), hidden)
-        return add_(down(activation(up(mlp_norm(hidden)))), hidden)
+        tap = batch.taps or _untapped
+        normed = input_norm(hidden)
+        tap(Point.ATTN_IN, normed)
+        query, key, value = to_qkv(normed).view(hidden.shape[0], 3, heads, -1).unbind(1)
+        tap(Point.Q, query)
+        tap(Point.K, key)
+        attended = output(tapped(attention, query, key, value, kv, batch, spec).view(hidden.shape[0], -1))
+        tap(Point.ATTN_OUT, attended)
+        hidden = add_(attended, hidden)
+        tap(Point.RESID_MID, hidden)
+        normed = mlp_norm(hidden)
+        tap(Point.MLP_IN, normed)
+        neurons = up(normed)
+        tap(Point.MLP_PRE, neurons)
+        neurons = activation(neurons)
+        tap(Point.MLP_POST, neurons)
+        added = down(neurons)
+        tap(Point.MLP_OUT, added)
+        return add_(added, hidden)
 
     return layer
+
+
+def _untapped(_point: Point, _x: Tensor) -> None:
+    """Nothing is to be done."""
+
+
+def _points(config: PretrainedConfig, _index: int) -> Mapping[Point, PointShape]:
+    """Of a layer. Positions are in the embeddings: nothing is rotated."""
+    heads = config.num_attention_heads
+    inside = attention_points(heads, heads, head_dim_of(config))
+    del inside[Point.Q_ROT], inside[Point.K_ROT]
+    stream = Point.ATTN_IN, Point.ATTN_OUT, Point.RESID_MID, Point.MLP_IN, Point.MLP_OUT
+    inside |= dict.fromkeys(stream, PointShape(config.hidden_size))
+    return inside | dict.fromkeys((Point.MLP_PRE, Point.MLP_POST), PointShape(_inner(config)))
 
 
 def _inner(config: PretrainedConfig) -> int:
@@ -59,6 +90,7 @@ GPT2 = Family(
     final_norm="transformer.ln_f",
     divided=lambda config: (config.num_attention_heads, _inner(config)),
     activation=lambda config: config.activation_function,
+    points=_points,
     own_activations=frozenset({"gelu_new"}),
     turned=True,
     unused=lambda config: re.compile(r"\.attn\.(masked_)?bias$"),  # the causal mask

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch
+from app.domain.points import Point, PointShape
+from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, tapped
 from app.gpu.kernels.linear.base import Weight
 from app.gpu.models.base import require_fixed_rope
 from app.gpu.models.elementwise import add_, add_rms_norm, rms_norm, rotate, scale_
-from app.gpu.models.family import Elementwise, Family, Parts, head_dim_of
+from app.gpu.models.family import Elementwise, Family, Parts, attention_points, head_dim_of
 from app.gpu.models.feed_forward import OWN_ACTIVATIONS, Experts, FeedForward, mlp
 from app.gpu.models.variants import VARIANTS, read
 from app.gpu.weights.bundles import Weights
@@ -89,8 +90,10 @@ class LlamaLayer:
         qkv = {f"{name}.self_attn.{each}_proj": [size] for each, size in sizes.items()}
         if variant.fused_qkv:
             qkv = {f"{name}.self_attn.qkv_proj": list(sizes.values())}
-        orders = dict[str, Tensor]()
+        orders, self._order = dict[str, Tensor](), None
         if variant.interleaved and table is not None:
+            one = _halves_apart(1, self._head_dim, table.shape[1])
+            self._order = one.argsort().to(parts.device)
             orders = {
                 f"{name}.self_attn.{each}_proj": _halves_apart(count, self._head_dim, table.shape[1])
                 for each, count in (("q", heads), ("k", kv_heads))
@@ -113,13 +116,26 @@ class LlamaLayer:
         return torch.cat((query, key))
 
     def __call__(self, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        attended = self._attend(self._normed(hidden, self._before), batch, kv)
-        attended = self._scaled(self._normed(attended, self._after))
-        if self._before_mlp is None:
+        taps = batch.taps
+        normed = self._normed(hidden, self._before)
+        if taps is not None and self._before is not None:
+            taps(Point.ATTN_IN, normed)
+        attended = self._scaled(self._normed(self._attend(normed, batch, kv), self._after))
+        if taps is not None:
+            taps(Point.ATTN_OUT, attended)
+            hidden = add_(attended, hidden)
+            taps(Point.RESID_MID, hidden)
+            normed = self._normed(hidden, self._before_mlp)
+            if self._before_mlp is not None:
+                taps(Point.MLP_IN, normed)
+        elif self._before_mlp is None:
             hidden = normed = add_(attended, hidden)
         else:
             hidden, normed = add_rms_norm(attended, hidden, self._before_mlp.tensor, self._eps)
-        return add_(self._scaled(self._normed(self._feed_forward(normed), self._after_mlp)), hidden)
+        added = self._scaled(self._normed(self._feed_forward(normed, taps), self._after_mlp))
+        if taps is not None:
+            taps(Point.MLP_OUT, added)
+        return add_(added, hidden)
 
     def _normed(self, x: Tensor, norm: Weight | None) -> Tensor:
         return x if norm is None else rms_norm(x, norm.tensor, self._eps)
@@ -131,6 +147,9 @@ class LlamaLayer:
         rotated = self._heads + self._kv_heads
         qkv = self._qkv(normed).view(-1, rotated + self._kv_heads, self._head_dim)
         qk, value = torch.split(qkv, [rotated, self._kv_heads], dim=1)
+        if batch.taps is not None:
+            batch.taps(Point.Q, qk[:, : self._heads], self._order)
+            batch.taps(Point.K, qk[:, self._heads :], self._order)
         if self._qk_norm is not None:
             qk = rms_norm(qk, self._qk_norm.tensor, self._eps)
         if not self._wide_norms:
@@ -142,7 +161,7 @@ class LlamaLayer:
                 for each, norm in zip((query, key), self._wide_norms, strict=True)
             )
         spec = self._spec if self._sinks is None else replace(self._spec, sinks=self._sinks.tensor)
-        attended = self._attention(query, key, value, kv, batch, spec)
+        attended = tapped(self._attention, query, key, value, kv, batch, spec, self._order)
         return self._output(attended.view(-1, self._heads * self._head_dim))
 
     def _rotate(self, heads: Tensor, batch: Batch) -> Tensor:
@@ -158,6 +177,20 @@ def _feed_forward(parts: Parts, name: str, index: int) -> FeedForward:
     bias = read(config, "mlp_bias", False) or read(config, "use_bias", False)
     width = config.intermediate_size
     return mlp(parts, f"{name}.mlp", width, activation, bias=bias, fused=variant.fused_gate_up)
+
+
+def _points(config: PretrainedConfig, index: int) -> Mapping[Point, PointShape]:
+    """Of a layer. One that takes the residual stream as it is has no `attn_in` or `mlp_in` beside it."""
+    variant, hidden = VARIANTS[config.model_type], PointShape(config.hidden_size)
+    mixture, norms = variant.experts(config, index), variant.norms
+    lacking = {point for point, norm in ((Point.ATTN_IN, norms[0]), (Point.MLP_IN, norms[2])) if norm is None}
+    inside = attention_points(config.num_attention_heads, config.num_key_value_heads, head_dim_of(config))
+    inside |= dict.fromkeys((Point.ATTN_IN, Point.ATTN_OUT, Point.RESID_MID, Point.MLP_IN, Point.MLP_OUT), hidden)
+    if mixture is None:
+        inside |= dict.fromkeys((Point.MLP_PRE, Point.MLP_POST), PointShape(config.intermediate_size))
+    else:
+        inside |= dict.fromkeys((Point.ROUTER_LOGITS, Point.EXPERTS), PointShape(mixture.experts))
+    return {point: shape for point, shape in inside.items() if point not in lacking}
 
 
 def _spec(config: PretrainedConfig, index: int, head_dim: int) -> AttentionSpec:
@@ -244,6 +277,7 @@ LLAMA = Family(
     activation=_activation,
     own_activations=frozenset(OWN_ACTIVATIONS),
     window=_window,
+    points=_points,
     unused=_unused,
     embedding_scale=_embedding_scale,
     logit_scale=lambda config: 1 / read(config, "logits_scaling", 1.0),

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from itertools import accumulate, pairwise
+from dataclasses import replace
+from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -30,10 +31,13 @@ from transformers.cache_utils import (
 )
 from transformers.initialization import no_init_weights
 
+from app.domain.points import Point, Points, PointShape, around_layers
 from app.gpu.device.hardware import is_out_of_memory
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, make_batch
 from app.gpu.models.base import require_fixed_rope
+from app.gpu.models.family import attention_points
 from app.gpu.models.folding import find_folds, running, settle
+from app.gpu.models.hooks import Hooks, find_hooks, told
 from app.gpu.models.paging import NAME, SharedKV, enter_layer, read_pages, row_cache, row_of, write_pages
 from app.gpu.models.proof import LENGTH, TOKENS, Past, make_past, prove, prove_far, require_window, window_of_mask
 from app.gpu.state.layer_state import FoldState, LayerState, SharedState, aligned, attention_state
@@ -199,7 +203,8 @@ class TransformersStack:
         """Positions and token ids of the batch that `_given` is for."""
         self._given: list[list[Arguments]] = []
         """Of each part of a batch that runs together, all rows or one: the arguments of every layer."""
-        self._by_rows = self._reads_tokens = False
+        self._by_rows = self._reads_tokens = self._finds_hooks = False
+        self._hooks: list[Hooks] = [{}] * self.num_layers
         self._between = self._measure_between(tokens)
         try:
             model.set_attn_implementation(NAME)
@@ -218,12 +223,15 @@ class TransformersStack:
         ends = list(accumulate(aligned(sum(fold.nbytes for fold in folds)) for folds in self._folds))
         self._places = [slice(*pair) for pair in pairwise([0, *ends])]
         """Of each layer's bytes in a row's state."""
+        self._finds_hooks = True
         try:
             prove(self, self._sources, tokens, expected)
         except ValueError:
             for fold in (fold for folds in self._folds for fold in folds):
                 fold.goes_on = False
             prove(self, self._sources, tokens, expected)
+        self._finds_hooks = False
+        self.points = self._points()
         if any(attends):
             new, behind = self._record_behind(cache, tokens, past.length + tokens)
 
@@ -247,6 +255,31 @@ class TransformersStack:
             return attention
         return FoldState(sum(fold.nbytes for fold in folds), attention)
 
+    def _sizes(self, index: int) -> Mapping[str, tuple[int, int]]:
+        """Heads of queries, keys and values, and their widths."""
+        heads, config = self._heads[index], self._model.config.get_text_config()
+        if heads is None or self._sources[index] != index:
+            return {}
+        keys = {"k_proj": (heads.kv_heads, heads.key_dim), "v_proj": (heads.kv_heads, heads.value_dim)}
+        return keys | {"q_proj": (getattr(config, "num_attention_heads", 0), heads.key_dim)}
+
+    def _points(self) -> Points:
+        """Those around layers, those that hooks reach, and those of attention where all rows attend together."""
+        found = dict(around_layers(self.num_layers, self.hidden_size, self.vocab_size))
+        inside = list[Mapping[Point, PointShape]]()
+        for index, (hooks, heads) in enumerate(zip(self._hooks, self._heads, strict=True)):
+            here = {point: hook.shape for point, hook in hooks.items()}
+            count = self._sizes(index).get("q_proj", (0, 0))[0]
+            if heads is not None and count and not self._by_rows:
+                here |= attention_points(count, heads.kv_heads, heads.key_dim) | here
+                here |= {Point.Z: PointShape(count * heads.value_dim, count)}
+                here |= {Point.V: PointShape(heads.kv_heads * heads.value_dim, heads.kv_heads)}
+                for point in {Point.Q, Point.K} - set(hooks):
+                    del here[point]
+            inside.append(here)
+        found.update((point, tuple(each.get(point) for each in inside)) for point in dict.fromkeys(chain(*inside)))
+        return found
+
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         self._recorded = None
         self._decoder(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
@@ -269,17 +302,22 @@ class TransformersStack:
         if self._recorded is None or any(one is not two for one, two in zip(self._recorded, _what(batch), strict=True)):
             self._given = self._record(batch)
             self._recorded = _what(batch)
-        parts = [row_of(batch, row) for row in range(len(batch.rows))] if self._by_rows else [batch]
+        parts, taps = [batch], batch.taps
+        if self._by_rows:
+            parts = [row_of(batch, row) for row in range(len(batch.rows))]
+            if taps is not None:
+                parts = [replace(part, taps=taps.of_row(row)) for row, part in enumerate(parts)]
         outputs = list[Tensor]()
         inputs = hidden.split([len(part.positions) for part in parts])
         for part, of_part, arguments in zip(parts, inputs, self._given, strict=True):
             self._enter(index, part, kv)
-            if not self._folds[index]:
-                outputs.append(self._run_layer(index, of_part, arguments[index]))
-                continue
-            assert part.states is not None
-            with running(part, part.states[:, self._places[index]]):
-                outputs.append(self._run_layer(index, of_part, arguments[index]))
+            with told(self._hooks[index], part.taps):
+                if not self._folds[index]:
+                    outputs.append(self._run_layer(index, of_part, arguments[index]))
+                    continue
+                assert part.states is not None
+                with running(part, part.states[:, self._places[index]]):
+                    outputs.append(self._run_layer(index, of_part, arguments[index]))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _record(self, batch: Batch) -> list[list[Arguments]]:
@@ -334,8 +372,19 @@ class TransformersStack:
         """Let layer `index` find the keys and values of `batch` in `kv`."""
 
         def attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+            taps = batch.taps
+            if taps is not None:  # modules may give views, of which some share memory
+                query, key, value = (each.clone(memory_format=torch.contiguous_format) for each in (query, key, value))
+                taps(Point.V, value)
+                taps(Point.Q_ROT, query)
+                taps(Point.K_ROT, key)
             states = (F.pad(query, (0, self.head_dim - query.shape[2])), *self._pooled(key, value))
-            return self._attention(*states, kv, batch, spec)[..., : value.shape[2]]
+            mixed = self._attention(*states, kv, batch, spec)[..., : value.shape[2]]
+            if taps is not None:
+                mixed = mixed.contiguous()
+                taps.pattern(states[0], kv, batch, spec)
+                taps(Point.Z, mixed)
+            return mixed
 
         def exchange(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
             new = self._pooled(key[0].transpose(0, 1), value[0].transpose(0, 1))
@@ -367,7 +416,15 @@ class TransformersStack:
 
     def _run_layer(self, index: int, hidden: Tensor, arguments: Arguments) -> Tensor:
         recorder, (args, kwargs) = self._recorders[index], arguments
-        output = recorder.layer(self._unpacked(hidden), *args, **kwargs)
+        given = self._unpacked(hidden)
+        if self._finds_hooks and self._streams == 1:
+            output, self._hooks[index] = find_hooks(
+                recorder.layer, given, lambda: recorder.layer(given, *args, **kwargs), self._sizes(index)
+            )
+            if not self._by_rows:  # attention tells of values
+                self._hooks[index] = {point: hook for point, hook in self._hooks[index].items() if point is not Point.V}
+        else:
+            output = recorder.layer(given, *args, **kwargs)
         after = self._packed(output if recorder.behind is None else output[0])
         return after if self._between[index] == 1 else after * self._between[index]
 
@@ -378,6 +435,18 @@ class TransformersStack:
     def head(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self._after_layers(self._model, hidden).logits
         return logits[0].float()
+
+    def unembed(self, normed: Tensor) -> Tensor:
+        def put_in(_decoder: Any, _args: Any, found: Any) -> Any:
+            found.last_hidden_state = normed[None]
+            return found
+
+        hook = self._decoder.register_forward_hook(put_in)
+        try:
+            # The layers' output is of no account, and as wide as any.
+            return self.head(torch.zeros(len(normed), self.hidden_size, dtype=self.dtype, device=self.device))
+        finally:
+            hook.remove()
 
     def _after_layers(self, model: Any, hidden: Tensor) -> Any:
         """What a module with all layers in it makes of the last one's output."""

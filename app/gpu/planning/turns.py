@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from app.domain.breakpoints import Pass
 from app.domain.errors import ActivationsFull, DjinnError, FieldOutOfRange, GrammarTooComplex
+from app.domain.points import Point
 from app.domain.values import FinishReason, Grammar, TokenLogprobs
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.sampling import Sampled, SampleRequest, penalise
@@ -95,33 +96,39 @@ class Turns:
             self._scheduler.cache.trim(sequence, sequence.computed)
             events.append(self.end(sequence, reason))
 
-    def pause(self, row: Row, hidden: StoredTensor, states: StoredTensor | None) -> list[Event]:
-        """Stop the turn where its row has stopped, with the residual stream that it had there, and the states that
-        layers below have left. The turn fails if there is no room for that.
+    def pause(
+        self, row: Row, hidden: StoredTensor, base: StoredTensor | None, states: StoredTensor | None
+    ) -> list[Event]:
+        """Stop the turn where its row has stopped, with what it had there, the residual stream below the layer if that
+        is inside of one, and the states that layers below have left. The turn fails if there is no room for that.
         """
-        sequence, turn = row.sequence, row.turn
-        try:
-            _note_edits(row)
-            self.activations.check(sequence, hidden.nbytes + (0 if states is None else states.nbytes))
-        except (FieldOutOfRange, ActivationsFull) as error:
-            return [self.fail(sequence, error)]
-        events: list[Event] = self._spend(row)
-        resumed = None if sequence.checkpoint is None else sequence.checkpoint.cost()
-        sequence.checkpoint = Checkpoint(
-            boundary=row.path.hi,
+        sequence, turn, path = row.sequence, row.turn, row.path
+        assert path.pauses is not None
+        checkpoint = Checkpoint(
+            boundary=path.hi if path.pauses is Point.RESID_POST else path.hi - 1,
             first=row.first,
             length=row.length,
             hidden=hidden,
             in_pass=Pass.PREFILL if row.first < turn.prompt_tokens else Pass.DECODE,
-            breakpoint=row.path.breakpoint,
+            breakpoint=path.breakpoint,
             created_at=time.time(),
+            point=path.pauses,
+            base=base,
             states=states,
         )
+        try:
+            _note_edits(row)
+            self.activations.check(sequence, checkpoint.nbytes)
+        except (FieldOutOfRange, ActivationsFull) as error:
+            return [self.fail(sequence, error)]
+        events: list[Event] = self._spend(row)
+        resumed = None if sequence.checkpoint is None else sequence.checkpoint.cost()
+        sequence.checkpoint = checkpoint
         self.activations.note(sequence)
         turn.paused, turn.pause_at, turn.announced, turn.drafter = True, None, False, None
         self._scheduler.retire(sequence)
         usage = turn.usage(len(sequence.tokens))
-        events.append(Paused(turn.ticket, sequence.checkpoint.info(), usage, resumed or turn.resumed))
+        events.append(Paused(turn.ticket, checkpoint.info(), usage, resumed or turn.resumed))
         turn.resumed = None
         return events
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from app.domain.errors import DjinnError, EngineError, FieldOutOfRange
+from app.domain.points import HEAD, Points
 from app.gpu.device.streams import DeviceStreams, Event
 from app.gpu.forward.graphs import RunLayers
 from app.gpu.kernels.attention.base import Batch
@@ -278,7 +279,9 @@ class LeadingStack:
         self.kv_heads, self.head_dim, self.max_model_len = stack.kv_heads, stack.head_dim, stack.max_model_len
         self.states = stack.states
         self.dtype, self.device, self.parameter_bytes = stack.dtype, stack.device, stack.parameter_bytes
-        self.embed, self.layer, self.normed = stack.embed, stack.layer, stack.normed
+        self.embed, self.layer, self.normed, self.unembed = stack.embed, stack.layer, stack.normed, stack.unembed
+        self.points: Points = {point: shapes for point, shapes in stack.points.items() if point not in HEAD}
+        """A head is one order to all ranks, with nothing between norm and projection."""
 
     def head(self, hidden: Tensor) -> Tensor:
         return self._ranks.run(hidden.contiguous(), lambda: self._stack.head(hidden), "head", len(hidden))

@@ -10,10 +10,11 @@ from typing import Protocol
 
 from app.domain.activations import MAX_CAPTURE_BYTES, CheckpointInfo, ResumeCost
 from app.domain.breakpoints import Edit, Pass, TensorData
+from app.domain.points import Place, Point, place_of
 
 
 class StoredTensor(Protocol):
-    """A residual stream `[positions, hidden_size]` in host memory. It never changes: edits make another one. So are
+    """What stands at a point, `[positions, width]`, in host memory. It never changes: edits make another one. So are
     states stored, whose bytes nobody edits.
     """
 
@@ -47,7 +48,9 @@ class StoredTensor(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Checkpoint:
-    """A pass over positions `[first, first + length)` that has stopped at `boundary`, and its residual stream there.
+    """A pass over positions `[first, first + length)` that has stopped at a point, and what stood there: `hidden`. It
+    goes on at `boundary`: behind the layer of `resid_post`, else below the layer, with `base`, the residual stream
+    there, which only a pass that begins at the embeddings lacks.
 
     `held`: the KV of the layers below is in the session's blocks, after that of the computed tokens. KV that has been
     lost is recomputed, up to the boundary, where the checkpoint takes its place again.
@@ -60,6 +63,8 @@ class Checkpoint:
     in_pass: Pass
     breakpoint: str | None
     created_at: float
+    point: Point = Point.RESID_POST
+    base: StoredTensor | None = None
     states: StoredTensor | None = None
     """What layers below that fold have left, as bytes `[1, bytes]`, until the pass ends: the session's blocks have the
     states of before it. Of use as long as the pass is `held`.
@@ -76,9 +81,24 @@ class Checkpoint:
         return self.first + self.length
 
     @property
+    def is_inside(self) -> bool:
+        """Whether it has stopped inside a layer."""
+        return self.point is not Point.RESID_POST
+
+    @property
+    def layer(self) -> int:
+        """The layer of the point."""
+        return self.boundary if self.is_inside else self.boundary - 1
+
+    @property
+    def place(self) -> Place:
+        """Where in the pass it has stopped."""
+        return place_of(self.layer + 1, self.point)
+
+    @property
     def nbytes(self) -> int:
         """Of all that it keeps in host memory."""
-        return self.hidden.nbytes + (0 if self.states is None else self.states.nbytes)
+        return sum(kept.nbytes for kept in (self.hidden, self.base, self.states) if kept is not None)
 
     def cost(self) -> ResumeCost:
         """How long it took to go on from here."""
@@ -87,7 +107,7 @@ class Checkpoint:
     def info(self) -> CheckpointInfo:
         """The checkpoint as a client sees it."""
         return CheckpointInfo(
-            layer=self.boundary - 1,
+            layer=self.layer,
             first=self.first,
             end=self.end,
             hidden_size=self.hidden.shape[1],
@@ -97,12 +117,13 @@ class Checkpoint:
             breakpoint=self.breakpoint,
             saved_ms=self.hidden.save_ms,
             created_at=self.created_at,
+            point=self.point,
         )
 
 
 @dataclass(slots=True)
 class Captured:
-    """The residual stream that one `capture` breakpoint has recorded in one pass, at `positions` in their order.
+    """What one `capture` breakpoint has recorded in one pass, at `positions` in their order: of each it is of `shape`.
 
     Those from `current_to` on are not of the history any more: it has been cut since.
     """
@@ -112,6 +133,10 @@ class Captured:
     positions: tuple[int, ...]
     token_ids: tuple[int, ...]
     hidden: StoredTensor
+    point: Point
+    shape: tuple[int, ...]
+    heads: tuple[int, ...] = ()
+    """Which ones, where not all were chosen."""
     current_to: int = sys.maxsize
 
 
@@ -158,9 +183,10 @@ def kept_rows(
     kept: list[tuple[int, Sequence[int], StoredTensor]] = [
         (record.layer, record.positions[: bisect_left(record.positions, record.current_to)], record.hidden)
         for record in log.records
+        if record.point is Point.RESID_POST
     ]
-    if checkpoint is not None:
-        kept.append((checkpoint.boundary - 1, range(checkpoint.first, checkpoint.end), checkpoint.hidden))
+    if checkpoint is not None and not checkpoint.is_inside:
+        kept.append((checkpoint.layer, range(checkpoint.first, checkpoint.end), checkpoint.hidden))
     return [each for each in kept if each[1] and (layers is None or each[0] in layers)]
 
 

@@ -1,6 +1,6 @@
 """The edits that a session's KV was computed with. With them KV is recomputed, and never serves a session without them.
 
-The log has an entry for each edit at one boundary, with the positions where it was made. The hash of a block
+The log has an entry for each edit at one place, with the positions where it was made. The hash of a block
 covers a fingerprint of the edits in it. Most sessions have no edits, and cost nothing.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from app.domain.breakpoints import MAX_INTERVENTION_BYTES, MAX_INTERVENTIONS, MAX_PASS_EDITS, Intervention, TensorData
 from app.domain.errors import FieldOutOfRange
+from app.domain.points import Place, Point
 from app.domain.positions import Runs, clip_runs, join, positions_of, runs_of
 
 MAX_RUNS = 256
@@ -92,16 +93,16 @@ class InterventionLog:
         else:
             before = self._entries[number]
             runs = join(before.runs, made.runs)
-            self._entries[number] = Intervention.at(runs, made.boundary, before.edit)
+            self._entries[number] = Intervention.at(runs, made.boundary, before.edit, made.point)
             self._runs += len(runs) - len(before.runs)
         self._continuations.note(number, made)
         self.end = max(self.end, made.end)
         self._prints = None
         self.changes += 1
 
-    def forget(self, boundary: int, first: int, end: int) -> None:
-        """Drop the edits of this boundary that concern only positions `[first, end)`: all of them are replaced."""
-        self._set(e for e in self._entries if e.boundary != boundary or e.first < first or end < e.end)
+    def forget(self, place: Place, first: int, end: int) -> None:
+        """Drop the edits of this place that concern only positions `[first, end)`: all of them are replaced."""
+        self._set(e for e in self._entries if e.place != place or e.first < first or end < e.end)
         self.changes += 1
 
     def within(self, first: int, end: int) -> list[Intervention]:
@@ -139,17 +140,17 @@ class InterventionLog:
     def _count(self, made: Intervention) -> None:
         """Count one more entry."""
         self._runs += len(made.only) or 1
-        tensor = made.edit.vector
-        if tensor is not None and (made.has_rows or tensor not in self._vectors):
-            self.tensor_bytes += len(tensor.data)
-            if not made.has_rows:
-                self._vectors.add(tensor)
+        for tensor in made.edit.tensors:
+            if len(tensor.shape) == 2 or tensor not in self._vectors:
+                self.tensor_bytes += len(tensor.data)
+                if len(tensor.shape) == 1:
+                    self._vectors.add(tensor)
 
 
 class _Continuations:
     """Finds the entry that an edit goes on in: so an edit of every token is a single entry.
 
-    Only edits at one boundary and one position have an order. An edit may become part of an equal entry if neither
+    Only edits at one place and one position have an order. An edit may become part of an equal entry if neither
     that one nor any after it reaches past where the edit begins. It takes the first such entry: so equal edits of a
     breakpoint, which are made again at every position, find one entry each.
     """
@@ -157,19 +158,19 @@ class _Continuations:
     def __init__(self, entries: Sequence[Intervention]) -> None:
         """For a log that has these. `note` tells of each that it gets or changes."""
         self._entries = entries
-        self._equal: dict[tuple[int, bytes], list[int]] = {}
-        """The numbers of equal entries, by boundary and edit."""
-        self._reach: dict[int, list[tuple[int, int]]] = {}
-        """By boundary, numbers and ends of the entries that reach past all later ones: mostly one."""
+        self._equal: dict[tuple[Place, bytes], list[int]] = {}
+        """The numbers of equal entries, by place and edit."""
+        self._reach: dict[Place, list[tuple[int, int]]] = {}
+        """By place, numbers and ends of the entries that reach past all later ones: mostly one."""
         for number, made in enumerate(entries):
             self.note(number, made)
 
     def find(self, made: Intervention) -> int | None:
         """The number of the entry that goes on with `made`; None: it is a new one."""
-        if made.has_rows:
+        if made.edit.has_rows:
             return None
-        equal, after = self._equal.get((made.boundary, made.edit.digest()), []), -1
-        for number, end in self._reach.get(made.boundary, ()):
+        equal, after = self._equal.get((made.place, made.edit.digest()), []), -1
+        for number, end in self._reach.get(made.place, ()):
             if end > made.first:
                 after = number
         for number in equal[bisect_right(equal, after) :]:
@@ -179,14 +180,14 @@ class _Continuations:
 
     def note(self, number: int, made: Intervention) -> None:
         """Entry `number` ends with `made` now."""
-        equal = self._equal.setdefault((made.boundary, made.edit.digest()), [])
+        equal = self._equal.setdefault((made.place, made.edit.digest()), [])
         if not equal or equal[-1] < number:
             equal.append(number)
-        reach = [(other, end) for other, end in self._reach.get(made.boundary, ()) if other > number or end > made.end]
+        reach = [(other, end) for other, end in self._reach.get(made.place, ()) if other > number or end > made.end]
         place = bisect_right(reach, (number, made.end))
         if place == len(reach) or reach[place][1] < made.end:
             reach.insert(place, (number, made.end))
-        self._reach[made.boundary] = reach
+        self._reach[made.place] = reach
 
 
 class _Fingerprints:
@@ -197,12 +198,12 @@ class _Fingerprints:
     """
 
     def __init__(self, entries: Sequence[Intervention]) -> None:
-        groups: dict[Runs, list[tuple[int, int, Intervention]]] = {}
+        groups: dict[Runs, list[tuple[Place, int, Intervention]]] = {}
         for number, made in enumerate(entries):
-            groups.setdefault(made.runs, []).append((made.boundary, number, made))
+            groups.setdefault(made.runs, []).append((made.place, number, made))
         self._groups = sorted(groups.items(), key=lambda group: group[0][0].first)
-        """Edits of the same positions, each with its boundary and its number in the log."""
-        self._has_rows = [any(made.has_rows for _, _, made in edits) for _, edits in self._groups]
+        """Edits of the same positions, each with its place and its number in the log."""
+        self._has_rows = [any(made.edit.has_rows for _, _, made in edits) for _, edits in self._groups]
         self._asked_from = self._next = 0
         self._near: list[int] = []
         """Of the groups before `_next`, those that end after `_asked_from`."""
@@ -247,12 +248,14 @@ class _Fingerprints:
         return tuple(run._replace(first=run.first - first, end=run.end - first) for run in inside)
 
     def _digest(self, places: tuple[tuple[int, Runs], ...], first: int, end: int) -> bytes:
-        """Of boundary, place and edit, by boundary and then in the order of the log."""
+        """Of points, positions and edits, by place and then in the order of the log."""
         edits = [(*edit, place) for group, place in places for edit in self._groups[group][1]]
         edits.sort(key=lambda edit: edit[:2])
         state = hashlib.blake2b(digest_size=16)
-        for boundary, _, made, place in edits:
-            part = made.clip(first, end) if made.has_rows else made
+        for (boundary, _), _, made, place in edits:
+            part = made.clip(first, end) if made.edit.has_rows else made
             assert part is not None
-            state.update(repr((*map(tuple, place), boundary)).encode() + part.edit.digest())
+            # Between layers there was nothing else once, and disks may have KV of that time.
+            point = () if made.point is Point.RESID_POST else (made.point.value,)
+            state.update(repr((*map(tuple, place), boundary, *point)).encode() + part.edit.digest())
         return state.digest()

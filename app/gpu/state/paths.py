@@ -2,20 +2,37 @@
 
 Positions that have had their KV before (`reached`) are recomputed exactly as they were, from the log of
 interventions; only new positions meet breakpoints.
+
+A pass that stops inside a layer goes on from below it: the layer runs once more, makes the edits again that came before
+the stop, and has the checkpoint put in at its point. So a layer needs no second way in.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from operator import attrgetter
-from typing import Self
+from typing import NamedTuple, Self
 
-from app.domain.breakpoints import OPERATION_WORK, STEP_WORK, Action, Breakpoint, Intervention, Pass, Positions, When
+from app.domain.breakpoints import (
+    OPERATION_WORK,
+    STEP_WORK,
+    Action,
+    Breakpoint,
+    Edit,
+    Intervention,
+    Pass,
+    Positions,
+    When,
+)
+from app.domain.points import HEAD, Place, Point, boundary_of, place_of
 from app.domain.positions import Run, Runs, clip_runs, count, multiples, runs_of
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.sequence import TokenSequence, TurnState
 
 NO_EDITS = InterventionLog()
+BEFORE_ALL: Place = (0, 0)
+"""No point is there."""
 Span = tuple[int, int]
 """Positions from the first to before the second."""
 Meeting = tuple[Breakpoint, Runs]
@@ -24,11 +41,23 @@ Meeting = tuple[Breakpoint, Runs]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Keep the residual stream at these positions for the breakpoint."""
+    """Keep what stands at these positions for the breakpoint, of some `heads` or of all."""
 
     boundary: int
     breakpoint: str
     runs: Runs
+    point: Point = Point.RESID_POST
+    heads: tuple[int, ...] = ()
+
+    @property
+    def place(self) -> Place:
+        """Where in a pass."""
+        return place_of(self.boundary, self.point)
+
+    @property
+    def layer(self) -> int:
+        """The point's."""
+        return self.boundary - (2 if self.point in HEAD else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +65,12 @@ class LoadCheckpoint:
     """Put the sequence's checkpoint in the place of what was recomputed."""
 
     boundary: int
+    point: Point = Point.RESID_POST
+
+    @property
+    def place(self) -> Place:
+        """Where in a pass."""
+        return place_of(self.boundary, self.point)
 
 
 Step = Intervention | Record | LoadCheckpoint
@@ -43,14 +78,14 @@ Step = Intervention | Record | LoadCheckpoint
 
 @dataclass(frozen=True, slots=True)
 class PassPlan:
-    """A row's layers `[lo, hi)`, and what to do at boundaries before it goes on or stops: `steps`, lowest boundary
-    first, those at one boundary in their order. A row that `pauses` leaves its checkpoint at `hi`.
+    """A row's layers `[lo, hi)`, and what to do at points before it goes on or stops: `steps`, lowest place first,
+    those at one place in their order. A row that `pauses` leaves its checkpoint at that point of `hi`.
     """
 
     lo: int
     hi: int
     steps: tuple[Step, ...] = ()
-    pauses: bool = False
+    pauses: Point | None = None
     breakpoint: str | None = None
     """Why it pauses."""
     new_edits: tuple[Intervention, ...] = ()
@@ -58,9 +93,22 @@ class PassPlan:
     spent: tuple[str, ...] = ()
     """Breakpoints that act once, and have."""
 
-    def at(self, boundary: int) -> list[Step]:
-        """The steps at this boundary."""
-        return [step for step in self.steps if step.boundary == boundary]
+    def at(self, boundary: int, point: Point = Point.RESID_POST) -> list[Step]:
+        """The steps at this point."""
+        return [step for step in self.steps if step.boundary == boundary and step.point is point]
+
+    def pauses_at(self, boundary: int, point: Point = Point.RESID_POST) -> bool:
+        """Whether the row stops there."""
+        return self.pauses is point and self.hi == boundary
+
+    def points_in(self, boundary: int) -> set[Point]:
+        """The points inside the layer below the boundary at which something is done."""
+        if not self.steps and self.pauses is None:
+            return set()
+        points = {step.point for step in self.steps if step.boundary == boundary}
+        if self.pauses is not None and self.hi == boundary:
+            points.add(self.pauses)
+        return points - {Point.RESID_POST}
 
     def clip(self, first: int, end: int) -> Self:
         """The path of positions `[first, end)` of the row: what happens to them, at the same boundaries."""
@@ -138,61 +186,94 @@ def _plan_pass(sequence: TokenSequence, turn: TurnState, length: int, num_layers
     span, paused = (sequence.computed, sequence.computed + length), sequence.paused_pass
     if paused is None and sequence.computed < sequence.reached:
         return PassPlan(0, num_layers, _in_order(sequence.interventions.within(*span)))
-    plan = _plan_new(sequence, turn, span, 0 if paused is None else paused.boundary, num_layers)
-    if paused is None or paused.held:
-        return plan
-    # The KV below the pause has been lost. All of the pass is recomputed, with the checkpoint in its place.
-    below = [made for made in sequence.interventions.within(*span) if made.boundary < paused.boundary]
-    return replace(plan, lo=0, steps=(*_in_order(below), LoadCheckpoint(paused.boundary), *plan.steps))
+    if paused is None:
+        return _plan_new(sequence, turn, span, BEFORE_ALL, num_layers)
+    plan = _plan_new(sequence, turn, span, paused.place, num_layers)
+    if paused.held and not paused.is_inside:
+        return replace(plan, lo=paused.boundary)
+    # The layer runs again in which the pass has stopped, or if the KV below has been lost, all of the pass.
+    lo = paused.boundary if paused.held else 0
+    below = [made for made in sequence.interventions.within(*span) if lo < made.boundary and made.place < paused.place]
+    load = LoadCheckpoint(paused.place[0], paused.point)
+    return replace(plan, lo=lo, steps=(*_in_order(below), load, *plan.steps))
 
 
-def _plan_new(sequence: TokenSequence, turn: TurnState, span: Span, lo: int, num_layers: int) -> PassPlan:
+def _plan_new(sequence: TokenSequence, turn: TurnState, span: Span, behind: Place, num_layers: int) -> PassPlan:
+    """The path from the lowest layer, as far as it is behind a place."""
     meetings = _meetings(sequence, span)
-    stop = _first_pause(turn, meetings, span, lo)
+    stop = _first_pause(turn, meetings, span, behind)
     if stop is None and not meetings:
-        return PassPlan(lo, num_layers)
-    hi, stopped_by = (num_layers, None) if stop is None else stop
-    acts = [(each, step) for each, step in _acts(sequence, meetings, lo) if step.boundary <= hi]
+        return PassPlan(0, num_layers)
+    acts = [
+        (each, step) for each, step in _acts(sequence, meetings, behind) if stop is None or step.place <= stop.place
+    ]
+    stopped_by = None if stop is None else stop.breakpoint
     acted = {each.id for each, _ in acts} | {stopped_by}
     steps = [step for _, step in acts]
     return PassPlan(
-        lo,
-        hi,
+        0,
+        num_layers if stop is None else stop.place[0],
         _in_order(steps),
-        pauses=stop is not None,
+        pauses=None if stop is None else stop.point,
         breakpoint=stopped_by,
-        new_edits=tuple(step for step in steps if isinstance(step, Intervention)),
+        new_edits=tuple(step for step in steps if isinstance(step, Intervention) and step.point not in HEAD),
         spent=tuple(each.id for each in sequence.breakpoints.values() if each.once and each.id in acted),
     )
 
 
 def _in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
-    return tuple(sorted(steps, key=attrgetter("boundary")))
+    return tuple(sorted(steps, key=attrgetter("place")))
 
 
-def _first_pause(turn: TurnState, meetings: list[Meeting], span: Span, lo: int) -> tuple[int, str | None] | None:
-    """The lowest boundary above `lo` at which the row pauses, and the breakpoint it does so for."""
-    stops: list[tuple[int, str | None]] = []
+class _Stop(NamedTuple):
+    """Where a row pauses, and the breakpoint it does so for."""
+
+    place: Place
+    point: Point
+    breakpoint: str | None = None
+
+
+def _first_pause(turn: TurnState, meetings: list[Meeting], span: Span, behind: Place) -> _Stop | None:
+    """The lowest place `behind` another at which the row pauses."""
+    stops = list[_Stop]()
     if turn.pausable and not turn.to_end:
         pauses = (each for each, _ in meetings if each.action is Action.PAUSE)
-        stops = [(layer + 1, each.id) for each in pauses for layer in each.layers if layer + 1 > lo]
+        stops = [
+            _Stop(place_of(layer + 1, each.point), each.point, each.id) for each in pauses for layer in each.layers
+        ]
     if turn.pause_at is not None:
-        boundary, position = turn.pause_at
-        if boundary > lo and span[0] <= position < span[1]:
-            stops.append((boundary, None))
-    return min(stops, key=lambda stop: stop[0], default=None)
+        boundary, point, position = turn.pause_at
+        if span[0] <= position < span[1]:
+            stops.append(_Stop(place_of(boundary, point), point))
+    return min((stop for stop in stops if stop.place > behind), key=attrgetter("place"), default=None)
 
 
-def _acts(sequence: TokenSequence, meetings: list[Meeting], lo: int) -> list[tuple[Breakpoint, Intervention | Record]]:
-    """What breakpoints do to the positions that they meet at boundaries above `lo`, in the order they were armed in."""
+def _acts(
+    sequence: TokenSequence, meetings: list[Meeting], behind: Place
+) -> list[tuple[Breakpoint, Intervention | Record]]:
+    """What breakpoints do to the positions that they meet `behind` a place, in the order they were armed in."""
     acts: list[tuple[Breakpoint, Intervention | Record]] = []
     for each, runs in meetings:
         chosen = [(edit, select(edit.positions, runs, sequence.prompt_tokens)) for edit in each.edits]
-        for boundary in (layer + 1 for layer in each.layers if layer + 1 > lo):
+        for boundary in (boundary_of(each.point, layer) for layer in each.layers):
+            if place_of(boundary, each.point) <= behind:
+                continue
             if each.action is Action.CAPTURE:
-                acts.append((each, Record(boundary, each.id, runs)))
-            acts += [(each, Intervention.at(part, boundary, edit)) for edit, part in chosen if part]
+                acts.append((each, Record(boundary, each.id, runs, each.point, each.heads)))
+            acts += [(each, made) for edit, part in chosen for made in _made(edit, part, boundary, each.point)]
     return acts
+
+
+def _made(edit: Edit, runs: Runs, boundary: int, point: Point) -> list[Intervention]:
+    """What the edit makes at these positions. One that has rows is made for each neighbourhood, with its rows."""
+    if not edit.has_rows:
+        return [Intervention.at(runs, boundary, edit, point)] if runs else []
+    neighbours = (((run.first, run.end),) if run.step == 1 else ((p, p + 1) for p in run.positions) for run in runs)
+    offset = edit.positions.first
+    return [
+        Intervention(first, end, boundary, edit.for_rows(first - offset, end - offset), point=point)
+        for first, end in chain.from_iterable(neighbours)
+    ]
 
 
 def runs_plainly(sequence: TokenSequence, turn: TurnState, position: int) -> bool:
@@ -209,7 +290,7 @@ def plan_ahead(sequence: TokenSequence, turn: TurnState, position: int, num_laye
     unsure = (each.when.token_id is not None or _must_run(each) for each in _may_meet(sequence, position))
     if _stops(sequence, turn, position) or any(unsure):
         return None
-    return _plan_new(sequence, turn, (position, position + 1), 0, num_layers)
+    return _plan_new(sequence, turn, (position, position + 1), BEFORE_ALL, num_layers)
 
 
 def expected_edits(sequence: TokenSequence) -> tuple[InterventionLog, int]:
@@ -226,8 +307,8 @@ def expected_edits(sequence: TokenSequence) -> tuple[InterventionLog, int]:
     if sequence.reached < end:
         wanted = _meetings(sequence, (sequence.reached, end))
         limit = min((runs[0].first for each, runs in wanted if _must_run(each)), default=end)
-        for _, step in _acts(sequence, _meetings(sequence, (sequence.reached, limit)), 0):
-            if isinstance(step, Intervention):
+        for _, step in _acts(sequence, _meetings(sequence, (sequence.reached, limit)), BEFORE_ALL):
+            if isinstance(step, Intervention) and step.point not in HEAD:
                 log.add(step)
     if turn is not None:
         turn.expected = basis, log, limit
@@ -241,7 +322,7 @@ def _context_end(sequence: TokenSequence) -> int:
 
 def _stops(sequence: TokenSequence, turn: TurnState, position: int) -> bool:
     """Whether the turn has stopped, or is to stop at `position`, for no breakpoint's sake."""
-    return sequence.checkpoint is not None or (turn.pause_at is not None and turn.pause_at[1] == position)
+    return sequence.checkpoint is not None or (turn.pause_at is not None and turn.pause_at[2] == position)
 
 
 def _must_run(each: Breakpoint) -> bool:

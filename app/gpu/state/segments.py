@@ -2,7 +2,7 @@
 
 Inside one segment the set of rows is fixed, so it runs as one batch. A row that breaks ends at its boundary, a row that
 resumes begins at its boundary; both are only loop bounds. So are the boundaries at which something is done to a row
-that goes on. Pure planning: no tensors.
+that goes on. A layer inside which something is done is a segment by itself. Pure planning: no tensors.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from app.domain.breakpoints import Intervention
+from app.domain.points import HEAD, Point
 from app.gpu.state.drafts import Drafted
 from app.gpu.state.paths import PassPlan
 from app.gpu.state.sequence import TokenSequence, TurnState
 
+BEHIND = frozenset({None, Point.RESID_POST, *HEAD})
+"""What is done there is inside of no layer."""
 GROW_AFTER = 32
 """Pieces that have to fit before a larger one is tried. One that does not fit costs its own time once more, so this
 bounds the cost of trying to a few percent."""
@@ -91,7 +94,14 @@ class Segment:
 def cut_segments(rows: Sequence[Row]) -> list[Segment]:
     """Segments from the lowest layer up that cover every row's `[lo, hi)` exactly. Rows keep their order."""
     bounds = {bound for row in rows for bound in (row.path.lo, row.path.hi)}
-    bounds.update(step.boundary for row in rows for step in row.path.steps)
+    for row in rows:
+        for step in row.path.steps:
+            if step.point not in HEAD:
+                bounds.add(step.boundary)
+            if step.point not in BEHIND:
+                bounds.add(step.boundary - 1)
+        if row.path.pauses not in BEHIND:
+            bounds.add(row.path.hi - 1)
     segments = []
     for lo, hi in pairwise(sorted(bounds)):
         members = tuple(i for i, row in enumerate(rows) if row.path.lo <= lo and hi <= row.path.hi)
@@ -100,15 +110,17 @@ def cut_segments(rows: Sequence[Row]) -> list[Segment]:
     return segments
 
 
-def find_alike(rows: Sequence[Row], places: Sequence[int], boundary: int) -> list[tuple[int, int]]:
+def find_alike(
+    rows: Sequence[Row], places: Sequence[int], boundary: int, point: Point = Point.RESID_POST
+) -> list[tuple[int, int]]:
     """The places of rows of one token each, rising, as runs `[first, end)` that can be edited at once: neighbours with
-    the same edits at `boundary`, and nothing else there. Any other place is a run by itself. An edit that sums over a
+    the same edits at that point, and nothing else there. Any other place is a run by itself. An edit that sums over a
     position is made alone: on a GPU the bits of its sum may depend on how many there are.
     """
     runs = list[tuple[int, int]]()
     before = list[bytes]()
     for place in places:
-        edits = _elementwise_edits(rows[place].path, boundary)
+        edits = _elementwise_edits(rows[place].path, boundary, point)
         if runs and runs[-1][1] == place and edits and edits == before:
             runs[-1] = runs[-1][0], place + 1
         else:
@@ -117,11 +129,11 @@ def find_alike(rows: Sequence[Row], places: Sequence[int], boundary: int) -> lis
     return runs
 
 
-def _elementwise_edits(path: PassPlan, boundary: int) -> list[bytes]:
-    """The digests of all edits at the boundary, in order. Empty if something else is done there, or the row pauses."""
-    steps = path.at(boundary)
+def _elementwise_edits(path: PassPlan, boundary: int, point: Point) -> list[bytes]:
+    """The digests of all edits at the point, in order. Empty if something else is done there, or the row pauses."""
+    steps = path.at(boundary, point)
     edits = [step.edit.digest() for step in steps if isinstance(step, Intervention) and step.edit.is_elementwise]
-    return edits if len(edits) == len(steps) and not (path.pauses and path.hi == boundary) else []
+    return edits if len(edits) == len(steps) and not path.pauses_at(boundary, point) else []
 
 
 class SplitSize:

@@ -16,6 +16,7 @@ from app.domain.activations import ResumeCost
 from app.domain.breakpoints import Breakpoint, Intervention
 from app.domain.errors import ActivationsFull
 from app.domain.memory_map import StackUse
+from app.domain.points import Point
 from app.domain.values import (
     FinishReason,
     Phase,
@@ -100,8 +101,8 @@ class TurnState:
     """Of the history, once a penalty has looked at them."""
     pausable: bool = True
     paused: bool = False
-    pause_at: tuple[int, int] | None = None
-    """A boundary, and the position in whose pass to pause there."""
+    pause_at: tuple[int, Point, int] | None = None
+    """A boundary and a point of it, and the position in whose pass to pause there."""
     to_end: bool = False
     """Whether breakpoints that pause are passed."""
     resumed: ResumeCost | None = None

@@ -125,9 +125,10 @@ class BreakDriver(Driver):
         when: When = When(),  # noqa: B008 (frozen)
         edits: tuple[Edit, ...] = (),
         once: bool = False,
+        **more: Any,
     ) -> Breakpoint:
         made = Breakpoint(
-            f"bp_{next(self._breakpoints):016x}", layers, action, when, edits, once, 600.0, OnTimeout.RESUME
+            f"bp_{next(self._breakpoints):016x}", layers, action, when, edits, once, 600.0, OnTimeout.RESUME, **more
         )
         self.do(Arm(self.ticket(), session, made))
         return made

@@ -117,9 +117,9 @@ class TinyModel:
         return engine
 
 
-def make_tiny(shape: str, folder: Path, attention: Attention | None = None) -> TinyModel:
-    """The model of one of `SHAPES`, written to `folder`, on a CPU, with its usual attention or another."""
-    config = AutoConfig.for_model(**SHAPES[shape])
+def make_tiny(shape: str | dict[str, Any], folder: Path, attention: Attention | None = None) -> TinyModel:
+    """The model of one of `SHAPES`, or another, written to `folder`, on a CPU, with its usual attention or another."""
+    config = AutoConfig.for_model(**(SHAPES[shape] if isinstance(shape, str) else shape))
     with torch.no_grad():
         oracle = build_model(config)
     save_model(oracle, folder)

@@ -5,6 +5,8 @@ The keys, or the values, of one head of one token are a row of the pool, of `col
 later can change it: its bits are the same however a prompt was cut.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
+from app.domain.points import Point
 from app.gpu.device.hardware import dtype_name
 from app.gpu.device.streams import Put, put_each
 from app.gpu.kernels.linear.eight_bits import float8_parts, float8_rows, widen_float8
@@ -31,6 +34,33 @@ class RowShape(NamedTuple):
     start: int
     length: int
     context: int
+
+
+class Taps(Protocol):
+    """Sees what layers compute at points at which something is to be done, and may change it in place. A layer tells of
+    each of its points while its tensor is whole, is needed as it is, and is not read as anything else.
+    """
+
+    @property
+    def points(self) -> frozenset[Point]:
+        """Those at which something is done. Others need not be told of."""
+
+    def of_row(self, index: int) -> Taps:
+        """For a batch of row `index` alone."""
+
+    def enter(self, hidden: Tensor) -> None:
+        """The layer is about to take `hidden` `[tokens, hidden_size]`."""
+
+    def __call__(self, point: Point, x: Tensor, order: Tensor | None = None) -> None:
+        """`x` is `[tokens, width]` or `[tokens, heads, head_dim]`, of any strides with the last one dense. A head in
+        the order of a checkpoint is `head[order]`, int64.
+        """
+
+    def experts(self, ids: Tensor, weights: Tensor, count: int) -> None:
+        """Which of `count` experts each token visits, and with which weights, `[tokens, visits]` each."""
+
+    def pattern(self, query: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec) -> None:
+        """What `Attention` was called with, of a batch whose keys have been stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +93,12 @@ class Batch:
     """`[tokens]` int64, for layers that look at them. None where a layer is run by itself."""
     adapters: Sequence[tuple[Any, Any]] = field(default=(), kw_only=True)
     """Which tokens are of a session with a LoRA adapter: `models.adapters.Sites.rows`."""
+    taps: Taps | None = field(default=None, kw_only=True)
+    """Where something is to be done inside the one layer that the batch is for."""
     others: tuple[tuple[Tensor, Tensor], ...] = field(default=(), kw_only=True)
     """`slot_blocks` and `block_tables` of each group of layers but the first (`layer_state.Groups`)."""
 
-    def by_group(self) -> list["Batch"]:
+    def by_group(self) -> list[Batch]:
         """What layers of each group are called with."""
         others = (replace(self, slot_blocks=slots, block_tables=tables, others=()) for slots, tables in self.others)
         return [self, *others]
@@ -157,6 +189,29 @@ class Attention(Protocol):
         `heads` is a multiple of `kv_heads`; query head h reads key head `h // (heads // kv_heads)`.
         Returns `[tokens, heads, head_dim]`, contiguous.
         """
+
+
+def tapped(
+    attention: Attention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kv: Tensor,
+    batch: Batch,
+    spec: AttentionSpec,
+    order: Tensor | None = None,
+) -> Tensor:
+    """`attention`, with the points that lie around it. `order` is that of `Taps`."""
+    taps = batch.taps
+    if taps is None:
+        return attention(query, key, value, kv, batch, spec)
+    taps(Point.V, value)
+    taps(Point.Q_ROT, query, order)
+    taps(Point.K_ROT, key, order)
+    mixed = attention(query, key, value, kv, batch, spec)
+    taps.pattern(query, kv, batch, spec)
+    taps(Point.Z, mixed)
+    return mixed
 
 
 def require_rows(dtype: torch.dtype, head_dim: int) -> None:

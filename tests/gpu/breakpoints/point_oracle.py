@@ -1,0 +1,159 @@
+"""Transformers' modules with hooks at the points of a layer: what stands there, and what follows if it is changed.
+
+Hooks change tensors in place: so the residual stream that a norm takes is changed where it is added, too.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
+
+from app.domain.points import Point
+from tests.gpu.breakpoints.breaking_oracle import decoder_layers
+
+See = Callable[[Tensor], None]
+"""Of `[tokens, ...]`, of which it may change any."""
+_seeing = dict[Point, See]()
+_LAYER = list[int]()
+
+
+def _observed(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **given: Any) -> Any:
+    """The module's own attention, between the points around it: `[1, heads, tokens, head_dim]` each."""
+    attend = sys.modules[type(module).__module__].eager_attention_forward  # type: ignore[attr-defined]
+    seeing = _seeing if [getattr(module, "layer_idx", None)] == _LAYER else {}
+    for point, states in ((Point.V, value), (Point.Q_ROT, query), (Point.K_ROT, key)):
+        if point in seeing:
+            seeing[point](states[0].transpose(0, 1))
+    mixed, weights = attend(module, query, key, value, mask, **given)
+    if Point.PATTERN in seeing:
+        seeing[Point.PATTERN](weights[0].transpose(0, 1))
+    if Point.Z in seeing:
+        seeing[Point.Z](mixed[0])
+    return mixed, weights
+
+
+AttentionInterface.register("observed", _observed)
+AttentionMaskInterface.register("observed", eager_mask)
+_ATTENTION = "self_attn", "attn", "attention"
+_MLP = "mlp", "block_sparse_moe", "feed_forward"
+_ROUTERS = "gate", "router"
+_NORMS = {
+    "gemma": ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    "glm4": ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
+    "after": (None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+    "gpt2": ("ln_1", None, "ln_2", None),
+    "before": ("input_layernorm", None, "post_attention_layernorm", None),
+}
+
+
+def _norms(kind: str) -> tuple[str | None, ...]:
+    like = {"gemma2": "gemma", "gemma3_text": "gemma", "glm4": "glm4", "olmo2": "after", "olmo3": "after"}
+    return _NORMS[like.get(kind, "gpt2" if kind == "gpt2" else "before")]
+
+
+def _child(module: nn.Module, *names: str) -> Any:
+    return next((found for name in names if (found := getattr(module, name, None)) is not None), None)
+
+
+@contextmanager
+def seen(model: Any, index: int, seeing: dict[Point, See]) -> Iterator[None]:
+    """Run `seeing` at points of a layer, or of the model, whenever it computes one."""
+    layer, decoder, config = decoder_layers(model)[index], model.get_decoder(), model.config
+    attention, mlp = _child(layer, *_ATTENTION), _child(layer, *_MLP)
+    norms = _norms(config.model_type)
+    before, after, before_mlp, after_mlp = (None if name is None else getattr(layer, name) for name in norms)
+    router = next((found for name in _ROUTERS if (found := getattr(mlp, name, None)) is not None), None)
+    up = _child(mlp, "gate_proj", "gate_up_proj", "c_fc", "up_proj")
+    down = _child(mlp, "down_proj", "c_proj")
+    fused = _child(attention, "qkv_proj", "c_attn")
+    scale = getattr(config, "residual_multiplier", 1.0)
+    handles = list[Any]()
+
+    def tensor(given: Any) -> Tensor:
+        found: Tensor = given[0] if isinstance(given, tuple) else given
+        return found if found.dim() == 2 else found[0]
+
+    def out(point: Point, module: Any, part: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        handles.append(module.register_forward_hook(lambda m, args, given: seeing[point](part(tensor(given)))))
+
+    def into(point: Point, module: Any) -> None:
+        def hook(_module: Any, args: Any, kwargs: Any) -> None:
+            seeing[point](tensor(args or kwargs["hidden_states"]))
+
+        handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+
+    def added(point: Point, module: Any) -> None:
+        """Granite multiplies what it adds."""
+
+        def hook(_module: Any, _args: Any, given: Any) -> None:
+            scaled = tensor(given) * scale
+            seeing[point](scaled)
+            tensor(given).copy_(scaled / scale)
+
+        handles.append(module.register_forward_hook(hook))
+
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", heads)
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    sizes = [heads * width, kv_heads * width, kv_heads * width]
+    for point in seeing:
+        match point:
+            case Point.EMBED:
+                into(point, decoder_layers(model)[0])
+            case Point.RESID_PRE:
+                into(point, layer)
+            case Point.RESID_POST:
+                out(point, layer)
+            case Point.ATTN_IN:
+                out(point, before)
+            case Point.Q | Point.K if fused is not None:
+                number = (Point.Q, Point.K).index(point)
+                out(point, fused, lambda x, n=number: x.split(sizes, dim=-1)[n])  # type: ignore[misc]
+            case Point.Q | Point.K:
+                out(point, getattr(attention, f"{point}_proj"))
+            case Point.ATTN_OUT:
+                added(point, after or attention)
+            case Point.RESID_MID:
+                into(point, before_mlp or mlp)
+            case Point.MLP_IN:
+                out(point, before_mlp)
+            case Point.MLP_PRE if hasattr(mlp, "gate_up_proj"):
+                out(point, up, lambda x: x.chunk(2, dim=-1)[0])
+            case Point.MLP_PRE:
+                out(point, up)
+            case Point.MLP_POST:
+                into(point, down)
+            case Point.MLP_OUT:
+                added(point, after_mlp or mlp)
+            case Point.ROUTER_LOGITS:
+                out(point, router)
+            case Point.EXPERTS:
+
+                def dense(_module: Any, _args: Any, given: Any) -> None:
+                    logits, weights, ids = given
+                    whole = torch.zeros_like(logits).scatter_(1, ids, weights)
+                    seeing[Point.EXPERTS](whole)
+                    weights.copy_(whole.gather(1, ids))
+
+                handles.append(router.register_forward_hook(dense))
+            case Point.FINAL_NORM:
+                out(point, _child(decoder, "norm", "ln_f", "final_layernorm"))
+            case Point.LOGITS:
+                handles.append(
+                    model.register_forward_hook(lambda m, args, given: seeing[Point.LOGITS](given.logits[0]))
+                )
+    model.set_attn_implementation("observed")
+    _seeing.update(seeing)
+    _LAYER[:] = [index]
+    try:
+        yield
+    finally:
+        _seeing.clear()
+        for handle in handles:
+            handle.remove()
+        model.set_attn_implementation("eager")
