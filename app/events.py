@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from prometheus_client import Gauge
 
+from app.domain.activations import CheckpointInfo
 from app.domain.errors import EngineAway, EngineError, StreamLimit
 from app.domain.values import KVPolicy, SessionId, SessionState
 from app.messages import Failed, Paused, TurnFinished
@@ -176,9 +177,9 @@ class Feed(Watcher):
         """Tell which breakpoints a session has from now on, after what is still to tell of it: they go in a turn."""
         self._tell_after_change(session, "breakpoints", BreakpointsNews, armed=list(session.breakpoints))
 
-    def edited(self, session: Session, layer: int) -> None:
-        """Tell of a change to the checkpoint after that layer, after what is still to tell of its pause."""
-        self._tell_after_change(session, "edit", EditNews, layer=layer)
+    def edited(self, session: Session, place: CheckpointInfo) -> None:
+        """Tell of a change to the checkpoint there, after what is still to tell of its pause."""
+        self._tell_after_change(session, "edit", EditNews, layer=place.layer, point=place.point)
 
     def _tell_after_change(self, session: Session, name: str, kind: type[TimedNews], **news: object) -> None:
         if self._changed.pop(session.id, None) is not None:

@@ -14,6 +14,7 @@ from app.domain.activations import CheckpointInfo, PausedTurn, ResumeCost
 from app.domain.breakpoints import NEXT_BREAKPOINT, Breakpoint, Edit, Intervention, Positions, TensorData, Until
 from app.domain.errors import DjinnError
 from app.domain.memory_map import SessionMemory
+from app.domain.points import Point
 from app.domain.values import (
     FinishReason,
     Phase,
@@ -213,7 +214,23 @@ class Disarm(OfSession, frozen=True):
 
 
 class ReadCaptures(OfSession, frozen=True):
-    """Answered by `Done(Callable[[], Captures])`: the copy may take long, so another thread makes it."""
+    """Answered by `Done(Callable[[], Captures])`: the copy may take long, so another thread makes it. `point` and
+    `layer` choose some of them; None: any.
+    """
+
+    point: Point | None = None
+    layer: int | None = None
+
+
+class ReadKept(OfSession, frozen=True):
+    """What the session keeps of a point of a layer: its newest captures of the whole point, and the checkpoint of a
+    turn that is paused there. `positions` are any of these, next to each other. Answered by
+    `Done(Callable[[], Activation])`, as `ReadCaptures` is. Fails as `FieldOutOfRange` for positions that are not kept.
+    """
+
+    point: Point
+    layer: int
+    positions: Positions
 
 
 class ClearCaptures(OfSession, frozen=True):
@@ -389,7 +406,7 @@ class KeepKV(Ticketed, frozen=True):
 
 ServerCommand = Restored | Inspect | FreeDisk | KeepKV | LoadAdapter | UnloadAdapter
 SessionCommand = Open | Fork | Rewind | Close | SetPhase | FreeHost | Export | Import | SendKV | ReceiveKV | PublishKV
-BreakpointCommand = Arm | Disarm | ReadCaptures | ClearCaptures | PoolCaptures | ReadNorms | Reinstate
+BreakpointCommand = Arm | Disarm | ReadCaptures | ReadKept | ClearCaptures | PoolCaptures | ReadNorms | Reinstate
 MapCommand = OpenMap | MapLens | CloseMap
 CheckpointCommand = ReadCheckpoint | EditCheckpoint | WriteCheckpoint | Lens | ReadPaused
 PromptCommand = ReceivePrompt | ComputePrompt | SendPrompt

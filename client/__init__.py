@@ -10,7 +10,16 @@ from client._sync.client import Djinn, Sessions
 from client._sync.session import Session
 from client._sync.turn import TurnStream
 from client._sync.vectors import Vectors
-from client.breakpoint_models import BreakpointInfo, CheckpointInfo, Lens, LensMap, LensMapLayer, Norms, VectorInfo
+from client.breakpoint_models import (
+    BreakpointInfo,
+    CheckpointInfo,
+    Lens,
+    LensMap,
+    LensMapLayer,
+    Norms,
+    PointInfo,
+    VectorInfo,
+)
 from client.captures import Capture, Captures
 from client.edge import raw_responses
 from client.errors import (
@@ -89,6 +98,7 @@ __all__ = [
     "Norms",
     "NotFound",
     "PhaseChange",
+    "PointInfo",
     "RateLimited",
     "ServerError",
     "Session",

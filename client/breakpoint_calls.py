@@ -4,7 +4,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from client.answer import Listing
-from client.breakpoint_models import BreakpointInfo, CheckpointInfo, Dtype, Lens, LensMap, Norms, Positions, VectorInfo
+from client.breakpoint_models import (
+    BreakpointInfo,
+    CheckpointInfo,
+    Dtype,
+    Lens,
+    LensMap,
+    Norms,
+    PointInfo,
+    Positions,
+    VectorInfo,
+)
 from client.calls import Call, nothing, path_part, session_path
 from client.captures import Captures, parse_captures
 from client.edits import EditOptions, Until, edit_body, until_body
@@ -76,9 +86,10 @@ def read_norms(session: str, positions: Positions, layers: Sequence[int] | None,
     return Call("GET", session_path(session, "norms"), Norms.model_validate_json, params=params)
 
 
-def read_captures(session: str) -> Call[Captures]:
+def read_captures(session: str, point: str | None, layer: int | None) -> Call[Captures]:
     """`GET /v1/sessions/{id}/captures`."""
-    return Call("GET", session_path(session, "captures"), parse_captures)
+    params = {name: value for name, value in (("point", point), ("layer", layer)) if value is not None}
+    return Call("GET", session_path(session, "captures"), parse_captures, params=params)
 
 
 def clear_captures(session: str) -> Call[None]:
@@ -92,6 +103,11 @@ def resume(session: str, until: Until | None, edits: Sequence[EditOptions], *, s
     if edits:
         body["edits"] = [edit_body(edit) for edit in edits]
     return Call("POST", session_path(session, "resume"), Turn.model_validate_json, json=body)
+
+
+def list_points() -> Call[tuple[PointInfo, ...]]:
+    """`GET /v1/points`."""
+    return Call("GET", "/v1/points", lambda body: Listing[PointInfo].model_validate_json(body).data)
 
 
 def put_vector(name: str, values: ArrayLike) -> Call[VectorInfo]:

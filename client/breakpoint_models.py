@@ -16,14 +16,16 @@ Positions = Literal["all", "last"] | tuple[int, int]
 
 
 class CheckpointInfo(Answer):
-    """A pass over positions `[first, end)` of the history, stopped after `layer`.
+    """A pass over positions `[first, end)` of the history, stopped at a `point` of `layer`.
 
-    Its residual stream, of `shape` `[end - first, hidden_size]` in `dtype`, takes `bytes`. `breakpoint` is the id of
+    What stands there, of `shape` `[end - first, hidden_size]` in `dtype`, takes `bytes`: the residual stream, or as
+    many numbers as the point is wide. `breakpoint` is the id of
     what stopped it, None if `until` did. `saved_ms` is how long the engine took to put it aside, `age_s` how long ago.
     Times are Unix seconds; `expires_at` is None if the pause was over before the answer.
     """
 
     layer: int
+    point: str
     first: int
     end: int
     shape: tuple[int, int]
@@ -48,10 +50,19 @@ class When(Answer):
 
 
 class EditVector(Answer):
-    """The vector of an edit: how many numbers it has, and its length (L2)."""
+    """The vector of an edit: how many numbers it has, and its length (L2). With `rows` each position has its own."""
 
     size: int
     norm: float
+    rows: int | None = None
+
+
+class EditGate(Answer):
+    """Where an edit is made: where the scalar product with `along` is above a number, below one, or both."""
+
+    along: EditVector
+    above: float | None
+    below: float | None
 
 
 class EditInfo(Answer):
@@ -60,15 +71,24 @@ class EditInfo(Answer):
     op: Op
     factor: float | None
     vector: EditVector | None
+    heads: tuple[int, ...] | None
+    neurons: tuple[int, ...] | None
+    experts: tuple[int, ...] | None
     positions: Positions
+    keep_norm: bool
     max_norm: float | None
+    when: EditGate | None
 
 
 class BreakpointInfo(Answer):
-    """A breakpoint: what it does after each of `layers`, and when. The last two are None unless it pauses."""
+    """A breakpoint: what it does at a `point` of each of `layers`, and when. Of `heads`, it captures only those named.
+    The last two are None unless it pauses.
+    """
 
     id: str
+    point: str
     layers: tuple[int, ...]
+    heads: tuple[int, ...]
     action: Action
     when: When
     edits: tuple[EditInfo, ...]
@@ -141,6 +161,21 @@ class Norms(Answer):
     kept_end: int
     token_ids: tuple[int, ...]
     layers: tuple[NormsLayer, ...]
+
+
+class PointInfo(Answer):
+    """A point of the model's pass, in the `layers` that have it (None: it is in no layer): `width` numbers at a
+    position, divided among `heads` if it has some. Reasons say why it cannot be edited or paused at.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    meaning: str
+    layers: tuple[int, ...] | None
+    width: int
+    heads: int | None
+    no_edit: str | None
+    no_pause: str | None
 
 
 class VectorInfo(Answer):

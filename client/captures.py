@@ -12,9 +12,11 @@ from client.tensors import FloatArray, load
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """What one breakpoint recorded after `layer` in one pass.
+    """What one breakpoint recorded at a `point` of `layer` in one pass.
 
-    `activation` is `[len(positions), hidden]`, in float32 or float16; `token_ids` stand at the `positions`.
+    `activation` is `[len(positions), width]`, in float32 or float16; where there are heads
+    `[len(positions), heads, head_dim]`, and of patterns `[len(positions), heads, keys]`. `token_ids` stand at the
+    `positions`; `heads` are which, None if all.
     """
 
     breakpoint: str
@@ -22,6 +24,8 @@ class Capture:
     positions: tuple[int, ...]
     token_ids: tuple[int, ...]
     activation: FloatArray
+    point: str = "resid_post"
+    heads: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ def _capture(described: str, activation: FloatArray) -> Capture:
         positions=tuple(fields["positions"]),
         token_ids=tuple(fields["token_ids"]),
         activation=activation,
+        point=fields["point"],
+        heads=None if fields["heads"] is None else tuple(fields["heads"]),
     )
 
 
@@ -60,12 +66,18 @@ class Place:
         self.info = info
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(layer={self.layer}, first={self.first}, end={self.end})"
+        point = "" if self.point == "resid_post" else f", point={self.point!r}"
+        return f"{type(self).__name__}(layer={self.layer}{point}, first={self.first}, end={self.end})"
 
     @property
     def layer(self) -> int:
-        """The last layer that ran."""
+        """The layer that the pass has stopped in, or after."""
         return self.info.layer
+
+    @property
+    def point(self) -> str:
+        """Where in the layer."""
+        return self.info.point
 
     @property
     def first(self) -> int:
@@ -79,7 +91,7 @@ class Place:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the residual stream: `(end - first, hidden_size)`."""
+        """Of what stands there: `(end - first, hidden_size)`, of a point as wide as that."""
         return self.info.shape
 
 

@@ -1,46 +1,79 @@
-"""Changes of the residual stream and where they are made, in the words of Python and in those of the wire."""
+"""Changes inside the model and where they are made, in the words of Python and in those of the wire."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, Required, TypedDict, get_args
 
 from client.breakpoint_models import Op, Positions
 from client.errors import InvalidRequest
 from client.tensors import Numbers
 
 Vector = str | Sequence[float] | Numbers
-"""The name of a vector on the server, or `[hidden]` numbers."""
+"""The name of a vector on the server, or as many numbers as the point is wide."""
 
-Until = Literal["next_token", "end"] | int
-"""How far to resume: to the same layer of the next token, to the end of the turn, or to after a layer of this pass."""
+Until = Literal["next_token", "end"] | int | tuple[int, str]
+"""How far to resume: to the same place in the pass of the next token, to the end of the turn, to after a layer of this
+pass, or to a point of that layer.
+"""
+
+
+class Kept(TypedDict, total=False):
+    """What a session keeps of a point, by its captures or its pause. Absent: the point and the layer of the edit."""
+
+    session: Required[str]
+    point: str
+    layer: int
+    positions: Positions
+
+
+class Where(TypedDict, total=False):
+    """Positions where an edit is made: the scalar product with `along` is above a number, below one, or both."""
+
+    along: Required[Vector]
+    above: float
+    below: float
 
 
 class EditOptions(TypedDict, total=False):
-    """One change of the residual stream `h` at each position; `u` is the vector at length 1. Give exactly one of
+    """One change of what stands at a point, `h`, at each position; `u` is the vector at length 1. Give exactly one of
 
     - `scale`: `scale * h`
     - `add`: `h + factor * vector`; `factor` is 1 unless given
     - `replace`: the vector
     - `project_out`: `h - (h . u) u`
     - `clamp`: `h + (factor - h . u) u`; needs `factor`
-    - `ablate=True`: 0
+    - `ablate=True`: 0; `ablate=vector`: the vector, such as a mean
 
-    `positions` limits it to some positions. `max_norm` shortens the change, at each position, to that L2 length.
+    `source` gives what another session keeps: `replace=True` and `add=True` take it position by position, `ablate=True`
+    its mean. `orthogonal_to` leaves out the vector's part along another one.
+
+    `heads`, `neurons` or `experts` limit it to these; each head is one `h`. `positions` limits it to some positions,
+    `where` to those where a condition holds. `max_norm` shortens the change, at each position, to that L2 length;
+    `keep_norm` gives what comes out the length of `h`.
     """
 
     scale: float
-    add: Vector
-    replace: Vector
+    add: Vector | Literal[True]
+    replace: Vector | Literal[True]
     project_out: Vector
     clamp: Vector
-    ablate: Literal[True]
+    ablate: Vector | Literal[True]
     factor: float
+    source: Kept
+    orthogonal_to: Vector
+    heads: Sequence[int]
+    neurons: Sequence[int]
+    experts: Sequence[int]
     positions: Positions
+    keep_norm: bool
     max_norm: float
+    where: Where
 
 
 OPS: tuple[Op, ...] = get_args(Op)
 CONDITIONS = {"when_pass": "pass", "position": "position", "token_id": "token_id", "every": "every"}
 """Our names of a breakpoint's conditions, and the wire's."""
+WIRE = {"source": "from", "where": "when"}
+"""The same for the fields of an edit."""
 
 
 def edit_body(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,12 +84,15 @@ def edit_body(options: Mapping[str, Any]) -> dict[str, Any]:
     (op,) = named
     if op == "scale" and "factor" in options:
         raise InvalidRequest("the factor of scale is its value: there is no other")
-    if op == "ablate" and options["ablate"] is not True:
-        raise InvalidRequest("ablate must be True: without it nothing is ablated")
-    body = {"op": op} | {name: value for name, value in options.items() if name not in OPS}
+    vector, has_source = options[op], "source" in options
+    if vector is False or (vector is True and op != "ablate" and not has_source):
+        raise InvalidRequest(f"{op} takes a vector, or True with a source")
+    if has_source and vector is not True:
+        raise InvalidRequest(f"{op} must be True with a source, which takes the place of a vector")
+    body = {"op": op} | {WIRE.get(name, name): _sent(name, value) for name, value in options.items() if name not in OPS}
     if op == "scale":
-        return body | {"factor": options["scale"]}
-    return body if op == "ablate" else body | {"vector": _vector(options[op])}
+        return body | {"factor": vector}
+    return body if vector is True else body | {"vector": _vector(vector)}
 
 
 def pause_body(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,13 +116,23 @@ def until_body(until: Until | None) -> dict[str, Any]:
     """How far to resume, as it is sent; None goes to the next breakpoint."""
     if until is None:
         return {}
+    if isinstance(until, tuple):
+        return {"until": {"layer": until[0], "point": until[1]}}
     return {"until": {"layer": until} if isinstance(until, int) else until}
 
 
 def _place(options: Mapping[str, Any]) -> dict[str, Any]:
     when = {wire: options[name] for name, wire in CONDITIONS.items() if name in options}
     body = {"when": when} | {name: value for name, value in options.items() if name not in CONDITIONS}
-    return body | {"layers": list(options["layers"])} if "layers" in options else body
+    return body | {name: list(options[name]) for name in ("layers", "heads") if name in options}
+
+
+def _sent(name: str, value: Any) -> Any:
+    if name == "orthogonal_to":
+        return _vector(value)
+    if name == "where":
+        return {**value, "along": _vector(value["along"])} if "along" in value else value
+    return list(value) if name in ("heads", "neurons", "experts") else value
 
 
 def _vector(vector: Vector) -> str | list[float]:

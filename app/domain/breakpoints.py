@@ -336,6 +336,19 @@ def check_work(armed: Iterable[Breakpoint], more: Breakpoint) -> None:
         )
 
 
+def check_bytes(edits: Iterable[Edit], *, param: str) -> None:
+    """Raise `FieldOutOfRange` for `param` if the vectors of what one session has armed are too many: what is copied
+    from other sessions can be large.
+    """
+    count = sum({id(each.data): len(each.data) for edit in edits for each in edit.tensors}.values())
+    if count > MAX_INTERVENTION_BYTES:
+        raise FieldOutOfRange(
+            f"{param}: the vectors of the session's breakpoints would have {count} bytes with it; the number must be "
+            f"from 0 to {MAX_INTERVENTION_BYTES}: copy fewer positions, or remove breakpoints",
+            param=param,
+        )
+
+
 def work_of(breakpoints: Iterable[Breakpoint]) -> int:
     """Edits and captures that breakpoints can make at one position, each counted at every layer."""
     return sum(max(1, len(each.edits)) * len(each.layers) for each in breakpoints if each.action is not Action.PAUSE)

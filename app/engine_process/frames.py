@@ -209,7 +209,7 @@ def pack(*lists: Interventions) -> Sent:
         for key, edit in {id(each.edit): each.edit for each in made}.items():
             if key not in numbers:
                 numbers[key] = len(edits)
-                gate = edit.gate and (number(edit.gate.along), edit.gate.above, edit.gate.below)
+                gate = None if (at := edit.gate) is None else (number(at.along), at.above, at.below)
                 positions = None if edit.positions is ALL else edit.positions
                 vector = None if edit.vector is None else number(edit.vector)
                 more = edit.part, edit.keep_norm, gate

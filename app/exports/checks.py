@@ -20,16 +20,20 @@ from app.domain.breakpoints import (
     Edit,
     EditOp,
     Intervention,
+    PartKind,
     Pass,
     TensorData,
     work_of,
 )
+from app.domain.points import ABOUT, Axis, Point, PointShape
 from app.domain.values import ModelInfo
 from app.exports.snapshot import PausedTurnSnapshot, SessionSnapshot, check_text
 from app.sessions.registry import SessionRegistry
 from app.sessions.whitebox import MAX_BREAKPOINTS
 from app.wire.base import MAX_COUNT
-from app.wire.breakpoints import MAX_EDITS, MAX_FACTOR, MAX_FLOAT32, MAX_TIMEOUT_S, MIN_TIMEOUT_S, NEEDED_BY, fits
+from app.wire.breakpoints import MAX_TIMEOUT_S, MIN_TIMEOUT_S
+from app.wire.edits import MAX_EDITS, MAX_FACTOR, MAX_FLOAT32, NEEDED_BY, TAKEN_BY, fits
+from app.wire.points import PARTS
 from app.wire.tensors import EXPONENTS, to_float32
 
 ID = re.compile(r"bp_[0-9a-f]{16}")
@@ -82,45 +86,77 @@ class SnapshotChecks:
         _require(when.every is None or when.every >= 1, "every")
         _require(MIN_TIMEOUT_S <= breakpoint.timeout_s <= MAX_TIMEOUT_S, "timeout_s")
         edits = len(breakpoint.edits)
+        shapes = [self._shape(breakpoint.point, layer) for layer in layers]
+        doing = {Action.EDIT: ABOUT[breakpoint.point].edits, Action.PAUSE: ABOUT[breakpoint.point].pauses}
+        _require(doing.get(breakpoint.action, True), "point")
+        heads = breakpoint.heads
+        _require(not heads or breakpoint.action is Action.CAPTURE, "heads")
+        _require(not heads or (_rise(heads) and heads[-1] < min(shape.heads for shape in shapes)), "heads")
         _require(1 <= edits <= MAX_EDITS if breakpoint.action is Action.EDIT else edits == 0, "edits")
         for edit in breakpoint.edits:
-            self._check_edit(edit)
+            for shape in shapes:
+                self._check_edit(edit, shape, ABOUT[breakpoint.point].axis)
 
     def _check_interventions(self, interventions: tuple[Intervention, ...]) -> None:
         runs = sum(len(made.runs) for made in interventions)
         _require(runs <= MAX_INTERVENTIONS, f"interventions: more than {MAX_INTERVENTIONS}")
-        found = [(made.edit.vector, made.has_rows) for made in interventions if made.edit.vector is not None]
-        vectors, written = {each for each, rows in found if not rows}, [each for each, rows in found if rows]
+        found = [tensor for made in interventions for tensor in made.edit.tensors]
+        vectors = {each for each in found if len(each.shape) == 1}
+        written = [each for each in found if len(each.shape) != 1]
         tensor_bytes = sum(len(each.data) for each in (*vectors, *written))
         _require(tensor_bytes <= MAX_INTERVENTION_BYTES, f"interventions: more than {MAX_INTERVENTION_BYTES} bytes")
         for made in interventions:
             _require(0 <= made.first < made.end <= len(self._history), "positions")
             _require(not made.only or _are_runs(made), "positions")
             _require(1 <= made.boundary <= self._info.num_layers, "boundary")
-            self._check_edit(made.edit, rows=made.end - made.first)
+            about = ABOUT[made.point]
+            _require(about.edits, "point")
+            shape = self._shape(made.point, made.boundary - 1)
+            self._check_edit(made.edit, shape, about.axis, rows=made.end - made.first)
         edits_at = np.zeros(len(self._history) + 1, np.int64)
         for run in (run for made in interventions for run in made.runs):
             edits_at[run.first : run.end : run.step] += 1
         deepest = int(edits_at.max())
         _require(deepest <= MAX_PASS_EDITS, f"interventions: more than {MAX_PASS_EDITS} at one position")
 
-    def _check_edit(self, edit: Edit, rows: int | None = None) -> None:
-        """`rows` is how many positions the edit was made at, by whatever factor; one that is still to be made has a row
-        for all.
+    def _shape(self, point: Point, layer: int) -> PointShape:
+        """That of the point in the layer."""
+        shape = self._info.points[point][layer] if point in self._info.points else None
+        if shape is None:
+            raise ValueError("invalid point")
+        return shape
+
+    def _check_edit(self, edit: Edit, shape: PointShape, axis: Axis, rows: int | None = None) -> None:
+        """`rows` is how many positions the edit was made at, by whatever factor; one that is still to be made has as
+        many as its positions, if it has rows.
         """
         positions, vector = edit.positions, edit.vector
         _require(abs(edit.factor) <= (MAX_FACTOR if rows is None else MAX_FLOAT32), "factor")
         _require(edit.max_norm is None or 0 < edit.max_norm <= MAX_FLOAT32, "max_norm")
         _require(positions.first >= 0 and (positions.end is None or positions.end > positions.first), "positions")
-        _require((vector is not None) == (edit.op in NEEDED_BY["vector"]), "vector")
+        _require(not (edit.keep_norm and edit.max_norm), "keep_norm")
+        _require(edit.op in (TAKEN_BY if vector else NEEDED_BY)["vector"] or not vector, "vector")
+        _require(bool(vector) or edit.op not in NEEDED_BY["vector"], "vector")
+        if edit.gate is not None:
+            ends = [end for end in (edit.gate.above, edit.gate.below) if end is not None]
+            _require(bool(ends) and all(abs(end) <= MAX_FLOAT32 for end in ends), "gate")
+            self._check_tensor(edit.gate.along, (shape.width,), "float32")
+        part, sizes = edit.part, {shape.width}
+        if part is not None:
+            in_heads = part.kind is PartKind.HEADS
+            _require(axis in PARTS[part.kind] and part.of == (shape.heads if in_heads else shape.width), "part")
+            _require(_rise(part.chosen) and part.chosen[-1] < part.of, "part")
+            sizes.add(shape.width // part.of if in_heads else len(part.chosen))
         if vector is None:
             return
-        if rows is not None and edit.op is EditOp.REPLACE and len(vector.shape) == 2:
-            _require(vector.shape[0] >= rows, "vector")
-            self._check_tensor(vector, (vector.shape[0], self._info.hidden_size), self._info.dtype)
+        _require(vector.shape[-1] in sizes, "shape")
+        if len(vector.shape) == 2:
+            wanted = rows if rows is not None else (positions.end or 0) - positions.first
+            _require(edit.op in (EditOp.REPLACE, EditOp.ADD) and vector.shape[0] >= wanted > 0, "vector")
+            self._check_tensor(vector, vector.shape, self._info.dtype)
         else:
-            self._check_tensor(vector, (self._info.hidden_size,), "float32")
-        _require(fits(edit.op, vector), "vector length")
+            self._check_tensor(vector, (vector.shape[0],), "float32")
+        _require(fits(edit, shape.width), "vector length")
 
     def _check_tensor(self, tensor: TensorData, shape: tuple[int, ...], dtype: str) -> None:
         _require((tensor.shape, tensor.dtype) == (shape, dtype), "shape")
@@ -140,11 +176,12 @@ class SnapshotChecks:
         place = turn.checkpoint
         self._check_span(place, turn.prompt_tokens)
         _require(0 <= place.layer < info.num_layers, "layer")
-        _require((place.hidden_size, place.dtype) == (info.hidden_size, info.dtype), "checkpoint")
+        width = self._shape(place.point, place.layer).width
+        _require(ABOUT[place.point].pauses and (place.hidden_size, place.dtype) == (width, info.dtype), "checkpoint")
         _require(place.bytes == len(turn.hidden.data), "checkpoint")
         _require(place.breakpoint is None or ID.fullmatch(place.breakpoint) is not None, "checkpoint")
         _require(math.isfinite(place.saved_ms) and math.isfinite(place.created_at), "checkpoint")
-        self._check_tensor(turn.hidden, (place.end - place.first, info.hidden_size), info.dtype)
+        self._check_tensor(turn.hidden, (place.end - place.first, width), info.dtype)
         self._check_interventions(turn.interventions)
 
     def _check_span(self, place: CheckpointInfo, prompt_tokens: int) -> None:
@@ -161,12 +198,16 @@ class SnapshotChecks:
                 _require(False, span)
 
 
+def _rise(numbers: tuple[int, ...]) -> bool:
+    return bool(numbers) and numbers[0] >= 0 and all(before < after for before, after in pairwise(numbers))
+
+
 def _are_runs(made: Intervention) -> bool:
     """Whether the positions of an edit that leaves some out are as the engine writes them."""
     runs, ends = made.only, (made.only[0].first, made.only[-1].end)
     rise = all(before.end <= after.first for before, after in pairwise(runs))
     whole = all(run.step >= 1 and run.first < run.end == run.positions[-1] + 1 for run in runs)
-    return rise and whole and ends == (made.first, made.end) and not made.has_rows
+    return rise and whole and ends == (made.first, made.end) and not made.edit.has_rows
 
 
 def _require(holds: bool, what: str) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Annotated, TypeVar
@@ -10,63 +10,28 @@ from typing import Annotated, TypeVar
 from fastapi import APIRouter, Query, Request, Response
 
 from app.domain.activations import Captures
-from app.domain.breakpoints import Edit, TensorData
+from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange, NotFound
+from app.domain.points import Point, find_point
 from app.routers.dependencies import CleanupDep, OwnerDep, Services, ServicesDep, SessionDep, errors
+from app.routers.edits import to_edits
 from app.sessions.session import Session
 from app.sessions.side_work import FILE_BYTES_PER_S, Lane
 from app.web.bodies import FILE, FILE_BODY, PART_BYTES, JsonRoute, file_response
 from app.web.sse import unless_disconnected
 from app.wire.breakpoints import (
-    DIRECTION_LENGTHS,
     BreakpointBody,
     BreakpointList,
     BreakpointView,
-    EditBody,
+    CapturesQuery,
     VectorList,
     VectorQuery,
     VectorView,
-    fits,
 )
 from app.wire.maps import LensMapQuery, LensMapView, NormsQuery, NormsView
-from app.wire.tensors import norm, read_one, to_float32, vector_of, write_file
+from app.wire.tensors import norm, read_one, write_file
 
 T = TypeVar("T")
-
-
-def to_edits(bodies: Iterable[EditBody], services: Services, owner: str | None) -> tuple[Edit, ...]:
-    """The edits with the numbers of their vectors.
-
-    Raises `NotFound` for a vector that the owner does not have, `FieldOutOfRange` for one that does not fit.
-    """
-    return tuple(
-        Edit(
-            op=body.op,
-            factor=1.0 if body.factor is None else body.factor,
-            vector=_vector(body, services, owner, param=f"edits.{index}.vector"),
-            positions=body.to_positions(),
-            max_norm=body.max_norm,
-        )
-        for index, body in enumerate(bodies)
-    )
-
-
-def _vector(body: EditBody, services: Services, owner: str | None, *, param: str) -> TensorData | None:
-    if body.vector is None:
-        return None
-    if isinstance(body.vector, str):
-        vector = vector_of(to_float32(services.vectors.get(owner, body.vector)))
-    else:
-        vector = vector_of(body.vector)
-    size, wanted = vector.shape[0], services.info.hidden_size
-    if size != wanted:
-        raise FieldOutOfRange(f"{param}: it must have {wanted} numbers, not {size}", param=param)
-    if not fits(body.op, vector):
-        shortest, longest = DIRECTION_LENGTHS
-        raise FieldOutOfRange(
-            f"{param}: for {body.op} its length must be from {shortest} to {longest}, not {norm(vector)}", param=param
-        )
-    return vector
 
 
 async def large_content(
@@ -93,8 +58,12 @@ router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["breakpoints"], rou
 async def create_breakpoint(
     session: SessionDep, body: BreakpointBody, services: ServicesDep, owner: OwnerDep
 ) -> BreakpointView:
-    """Arm a breakpoint, whatever the session is doing. Vectors that its edits name are taken as they are now."""
-    breakpoint = body.to_breakpoint(services.info, to_edits(body.edits or (), services, owner))
+    """Arm a breakpoint, whatever the session is doing. What its edits name, vectors and what sessions keep, is taken as
+    it is now.
+    """
+    target = body.to_target(services.info)
+    edits = await to_edits(body.edits or (), services, owner, target)
+    breakpoint = body.to_breakpoint(services.info, target, edits)
     await services.sessions.whitebox.arm(session, breakpoint)
     return BreakpointView.model_validate(breakpoint)
 
@@ -132,14 +101,22 @@ async def delete_breakpoint(session: SessionDep, breakpoint_id: str, services: S
     response_class=Response,
     responses={**errors(404), 200: {"content": FILE}},
 )
-async def get_captures(request: Request, session: SessionDep, services: ServicesDep, cleanup: CleanupDep) -> Response:
+async def get_captures(
+    request: Request,
+    session: SessionDep,
+    query: Annotated[CapturesQuery, Query()],
+    services: ServicesDep,
+    cleanup: CleanupDep,
+) -> Response:
     """What `capture` breakpoints have recorded, as one safetensors file.
 
-    Each tensor is `[positions, hidden_size]`; sorted by name they are in the order of recording. The metadata has
-    JSON under each tensor's name: `breakpoint`, `layer`, `positions`, `token_ids`; and `dropped`, the number of those
-    for which there was no room.
+    Each tensor is `[positions, width]`, or `[positions, heads, head_dim]` where there are heads, and of patterns
+    `[positions, heads, keys]`. Sorted by name, which ends with the point unless that is `resid_post`, they are in the
+    order of recording. The metadata has JSON under each tensor's name: `breakpoint`, `layer`, `point`, `heads` (null:
+    all), `positions`, `token_ids`; and `dropped`, the number of those for which there was no room.
     """
-    read = partial(services.sessions.whitebox.captures, session)
+    point, layer = (None, None) if query.point is None else find_point(query.point) or (None, None)
+    read = partial(services.sessions.whitebox.captures, session, point, query.layer if layer is None else layer)
     return file_response(request, await large_content(services, session, cleanup, read, _captures_file))
 
 
@@ -153,12 +130,15 @@ def _captures_file(captures: Captures) -> bytes:
     tensors, metadata = {}, {"dropped": str(captures.dropped)}
     width = max(5, len(str(len(captures.records))))
     for index, record in enumerate(captures.records):
-        name = f"{index:0{width}}.{record.breakpoint}.layer{record.layer}"
+        at = "" if record.point is Point.RESID_POST else f".{record.point}"
+        name = f"{index:0{width}}.{record.breakpoint}.layer{record.layer}{at}"
         tensors[name] = record.tensor
         metadata[name] = json.dumps(
             {
                 "breakpoint": record.breakpoint,
                 "layer": record.layer,
+                "point": record.point,
+                "heads": record.heads or None,
                 "positions": record.positions,
                 "token_ids": record.token_ids,
             }
@@ -177,11 +157,13 @@ VECTOR = "vector"
 async def create_vector(
     request: Request, query: Annotated[VectorQuery, Query()], services: ServicesDep, owner: OwnerDep
 ) -> VectorView:
-    """Keep a vector under a name: a safetensors file with one tensor `[hidden_size]`. It takes the place of another one
+    """Keep a vector under a name: a safetensors file with one tensor `[size]`, whose size is up to the width of the
+    model's widest point. It takes the place of another one
     of that name; edits that were sent before keep the old one.
     """
     content = await request.body()
-    vector = await services.side_work.run(owner, _read_vector, content, services.info.hidden_size)
+    widest = max(shape.width for shapes in services.info.points.values() for shape in shapes if shape)
+    vector = await services.side_work.run(owner, _read_vector, content, widest)
     await services.vectors.put(owner, query.name, vector)
     return VectorView.of(query.name, vector)
 
@@ -207,10 +189,11 @@ async def delete_vector(name: str, services: ServicesDep, owner: OwnerDep) -> No
     await services.vectors.delete(owner, name)
 
 
-def _read_vector(content: bytes, hidden_size: int) -> TensorData:
+def _read_vector(content: bytes, widest: int) -> TensorData:
     _, vector, _ = read_one(content, param=VECTOR)
-    if vector.shape != (hidden_size,):
-        raise FieldOutOfRange(f"shape: it must be [{hidden_size}], not {list(vector.shape)}", param="shape")
+    if len(vector.shape) != 1 or not 1 <= vector.shape[0] <= widest:
+        shape = list(vector.shape)
+        raise FieldOutOfRange(f"shape: it must be one number of numbers, [1] to [{widest}], not {shape}", param="shape")
     return vector
 
 
@@ -247,6 +230,9 @@ async def get_norms(
 
 def _direction(name: str, services: Services, owner: str | None) -> TensorData:
     vector = services.vectors.get(owner, name)
+    size, wanted = vector.shape[0], services.info.hidden_size
+    if size != wanted:
+        raise FieldOutOfRange(f"vector: it must have {wanted} numbers, not {size}", param="vector")
     if not norm(vector):
         raise FieldOutOfRange(f"vector: {name} is zero, so nothing has a cosine to it", param="vector")
     return vector

@@ -9,8 +9,9 @@ from fastapi import APIRouter, Query, Request, Response
 from app.domain.activations import Activation, CheckpointInfo
 from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange
-from app.routers.breakpoints import large_content, to_edits
+from app.routers.breakpoints import large_content
 from app.routers.dependencies import CleanupDep, OwnerDep, ServicesDep, SessionDep, errors, errors_of_file
+from app.routers.edits import checkpoint_target, to_edits
 from app.web.bodies import (
     FILE,
     FILE_BODY,
@@ -55,9 +56,10 @@ async def get_activation(
     services: ServicesDep,
     cleanup: CleanupDep,
 ) -> Response:
-    """The residual stream as safetensors, one tensor `activation` of `[positions, hidden_size]`.
+    """What stands at the pause as safetensors, one tensor `activation` of `[positions, width]`.
 
-    With `Accept: application/json` it is JSON: `layer`, `first`, `end`, `dtype` and `values`, a list for each position.
+    With `Accept: application/json` it is JSON: `layer`, `point`, `first`, `end`, `dtype` and `values`, a list for each
+    position.
     """
     accepted = accepted_types(request)
     as_json = "application/json" in accepted and accepted.isdisjoint((OCTET_STREAM, SAFETENSORS))
@@ -82,7 +84,8 @@ async def edit_checkpoint(
 ) -> CheckpointView:
     """Change the residual stream: every edit, or none if one cannot be made."""
     pause = session.require_pause(to="edit the checkpoint")
-    await services.sessions.whitebox.edit_checkpoint(session, to_edits(body.edits, services, owner))
+    edits = await to_edits(body.edits, services, owner, checkpoint_target(services, pause.info))
+    await services.sessions.whitebox.edit_checkpoint(session, edits)
     return CheckpointView.of(pause.info, pause.expires_at)
 
 
@@ -99,7 +102,7 @@ def _read_activation(content: bytes, info: CheckpointInfo) -> TensorData:
     name, tensor, metadata = read_one(content, param=ACTIVATION)
     if name != ACTIVATION:
         raise FieldOutOfRange(f"{ACTIVATION}: the tensor must have this name, not {name}", param=ACTIVATION)
-    for key, value in (("layer", info.layer), ("first", info.first), ("end", info.end)):
+    for key, value in (("layer", info.layer), ("point", info.point), ("first", info.first), ("end", info.end)):
         if metadata.get(key, str(value)) != str(value):
             raise FieldOutOfRange(f"{key}: it is {value} here, not {metadata[key]} as the file says", param=key)
     shape = (info.end - info.first, info.hidden_size)
@@ -110,8 +113,8 @@ def _read_activation(content: bytes, info: CheckpointInfo) -> TensorData:
     return tensor
 
 
-def _place(activation: Activation) -> dict[str, int]:
-    return {"layer": activation.layer, "first": activation.first, "end": activation.end}
+def _place(activation: Activation) -> dict[str, int | str]:
+    return {"layer": activation.layer, "point": activation.point, "first": activation.first, "end": activation.end}
 
 
 def _file(activation: Activation) -> bytes:

@@ -18,6 +18,7 @@ from app.web.static_folder import StaticFolder
 from app.wire.base import ErrorBody, Status, Version
 from app.wire.live import LiveEvent
 from app.wire.memory import EstimateQuery, MemoryEstimate, MemoryView, TenantUseView
+from app.wire.points import PointList
 
 VERSION = version("djinn-server")
 """Read once: the package's metadata is parsed each time."""
@@ -92,6 +93,12 @@ async def get_version(services: ServicesDep) -> Version:
         vocab_size=info.vocab_size,
         max_model_len=info.max_model_len,
     )
+
+
+@router.get("/v1/points", operation_id="listPoints", responses=errors())
+async def list_points(services: ServicesDep) -> PointList:
+    """The points of the model's forward pass that breakpoints can name."""
+    return PointList.of(services.info.points)
 
 
 @router.get("/v1/memory", operation_id="getMemory", responses=errors())

@@ -11,8 +11,8 @@ from starlette.requests import ClientDisconnect
 from app.domain.errors import Draining, MalformedRequest, Moving, NotDurable, WrongState
 from app.domain.values import SessionState
 from app.messages import Paused, TurnFinished
-from app.routers.breakpoints import to_edits
 from app.routers.dependencies import CleanupDep, KeyedDep, OwnerDep, Services, ServicesDep, SessionDep, errors
+from app.routers.edits import checkpoint_target, to_edits
 from app.sessions.keyed import KeyedRequest
 from app.sessions.session import Session
 from app.sessions.turns import TurnRequest
@@ -249,10 +249,11 @@ async def resume_session(
     body: ResumeBody = TO_THE_NEXT_BREAKPOINT,
 ) -> Response:
     """Go on with a paused turn, to its next pause or its end. A client that disconnects while it runs cancels it."""
-    registry, until = services.sessions, body.to_until()
+    registry, until = services.sessions, body.to_until(services.info)
     registry.pauses.check_resume(session, until)
     if body.edits is not None:
-        await registry.whitebox.edit_checkpoint(session, to_edits(body.edits, services, owner))
+        target = checkpoint_target(services, session.require_pause(to="edit the checkpoint").info)
+        await registry.whitebox.edit_checkpoint(session, await to_edits(body.edits, services, owner, target))
     try:
         reader = registry.pauses.resume(session, until)
     except (Draining, Moving) as error:  # a retry of the whole request would edit it twice

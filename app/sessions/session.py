@@ -157,8 +157,8 @@ class Watcher:
     def armed(self, session: Session) -> None:
         """Its breakpoints are others."""
 
-    def edited(self, session: Session, layer: int) -> None:
-        """A client has changed the checkpoint of its paused turn, which was after that layer."""
+    def edited(self, session: Session, place: CheckpointInfo) -> None:
+        """A client has changed the checkpoint of its paused turn, which is there."""
 
     def stopped(self, session: Session, event: Paused | TurnFinished | Failed) -> None:
         """The turn has paused or is over; the session has followed already."""

@@ -15,8 +15,9 @@ from app.domain.activations import (
     Captures,
     LensRows,
 )
-from app.domain.breakpoints import Breakpoint, Edit, Positions, TensorData, check_work
+from app.domain.breakpoints import Breakpoint, Edit, Positions, TensorData, check_bytes, check_work
 from app.domain.errors import FieldOutOfRange, JournalUnavailable, NotDurable, NotFound
+from app.domain.points import Point
 from app.domain.values import SessionState, Ticket
 from app.engine_process.executor import EngineExecutor
 from app.journal.journal import Journal
@@ -34,6 +35,7 @@ from app.messages import (
     PoolCaptures,
     ReadCaptures,
     ReadCheckpoint,
+    ReadKept,
     ReadNorms,
     WriteCheckpoint,
 )
@@ -129,7 +131,9 @@ class Whitebox:
                 f"session {session.id} has {MAX_BREAKPOINTS} breakpoints, the most allowed: remove some",
                 param="breakpoints",
             )
-        check_work(session.breakpoints.values(), breakpoint)
+        armed = [*session.breakpoints.values(), breakpoint]
+        check_work(armed[:-1], breakpoint)
+        check_bytes((edit for each in armed for edit in each.edits), param="breakpoints")
         with self._keeper.room.claiming(0 if session.ephemeral else vector_bytes(breakpoint.edits)):
             session.breakpoints[breakpoint.id] = breakpoint
             try:
@@ -156,9 +160,11 @@ class Whitebox:
         self._changed(session)
         await self._keeper.settled(session)
 
-    async def captures(self, session: Session) -> Captures:
-        """What `capture` breakpoints have recorded."""
-        read: Callable[[], Captures] = await self._executor.call(lambda ticket: ReadCaptures(ticket, session.id))
+    async def captures(self, session: Session, point: Point | None = None, layer: int | None = None) -> Captures:
+        """What `capture` breakpoints have recorded, at one point or in one layer if that is given."""
+        read: Callable[[], Captures] = await self._executor.call(
+            lambda ticket: ReadCaptures(ticket, session.id, point, layer)
+        )
         return await asyncio.to_thread(read)
 
     async def pool_captures(self, session: Session, *, normed: bool) -> TensorData:
@@ -167,6 +173,15 @@ class Whitebox:
         """
         read: Callable[[], TensorData] = await self._executor.call(
             lambda ticket: PoolCaptures(ticket, session.id, normed)
+        )
+        return await asyncio.to_thread(read)
+
+    async def read_kept(self, session: Session, point: Point, layer: int, positions: Positions) -> Activation:
+        """What the session keeps of that point, captured or paused at. Raises `FieldOutOfRange` for positions that are
+        not kept, or have others between them.
+        """
+        read: Callable[[], Activation] = await self._executor.call(
+            lambda ticket: ReadKept(ticket, session.id, point, layer, positions)
         )
         return await asyncio.to_thread(read)
 
@@ -187,17 +202,17 @@ class Whitebox:
 
     async def edit_checkpoint(self, session: Session, edits: tuple[Edit, ...]) -> None:
         """Change the checkpoint, by all of `edits` or none. Raises `FieldOutOfRange`, and `DiskShort`."""
-        layer = session.require_pause(to="edit the checkpoint").info.layer
+        place = session.require_pause(to="edit the checkpoint").info
         with self._room(session, vector_bytes(edits)):
             await self._executor.call(lambda ticket: EditCheckpoint(ticket, session.id, edits))
-        session.watcher.edited(session, layer)
+        session.watcher.edited(session, place)
 
     async def write_checkpoint(self, session: Session, tensor: TensorData) -> None:
         """Put `tensor` in the place of the checkpoint's residual stream. Raises `FieldOutOfRange`, and `DiskShort`."""
-        layer = session.require_pause(to="write the checkpoint").info.layer
+        place = session.require_pause(to="write the checkpoint").info
         with self._room(session, len(tensor.data)):
             await self._executor.call(lambda ticket: WriteCheckpoint(ticket, session.id, tensor))
-        session.watcher.edited(session, layer)
+        session.watcher.edited(session, place)
 
     async def lens(self, session: Session, positions: Positions, top_k: int) -> LensRows:
         """The `top_k` tokens that the final norm and the head make of the checkpoint.

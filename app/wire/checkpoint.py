@@ -8,10 +8,14 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from app.domain.activations import CheckpointInfo, LensRows
-from app.domain.breakpoints import ALL, LAST, NEXT_BREAKPOINT, Positions, Until
+from app.domain.breakpoints import ALL, LAST, NEXT_BREAKPOINT, Action, Positions, Until
+from app.domain.points import Point
+from app.domain.values import ModelInfo
 from app.text.tokenizer import Tokens
 from app.wire.base import QueryModel, WireModel
-from app.wire.breakpoints import Edits, ForwardPass, Layer
+from app.wire.breakpoints import ForwardPass
+from app.wire.edits import Edits
+from app.wire.points import Layer, PointName, check_action, find_target
 
 RANGE = re.compile(r"(\d{1,9}):(\d{1,9})", re.ASCII)
 
@@ -57,9 +61,10 @@ class EditCheckpointBody(WireModel):
 
 
 class UntilLayer(WireModel):
-    """To after a higher layer of the same pass."""
+    """To a point that comes later in the same pass, of this layer or a higher one."""
 
     layer: Layer
+    point: PointName = Field(Point.RESID_POST.value, description="where in the layer")
 
 
 UntilField = Annotated[
@@ -79,26 +84,35 @@ class ResumeBody(WireModel):
     )
     stream: bool = Field(False, description="answer with server-sent events")
 
-    def to_until(self) -> Until:
-        """`until` in the engine's form."""
+    def to_until(self, info: ModelInfo) -> Until:
+        """`until` in the engine's form, which checks that its layer is there and above. Raises `FieldOutOfRange` for a
+        point that the model lacks, or where no pass can stop.
+        """
         if isinstance(self.until, UntilLayer):
-            return Until(layer=self.until.layer)
+            layer, name = self.until.layer, self.until.point
+            if layer >= info.num_layers:
+                return Until(layer=layer)
+            point = find_target(info, name, {"until.layer": layer}, param="until.point").point
+            check_action(Action.PAUSE, point, param="until.point")
+            return Until(layer=layer, point=point)
         if self.until is None:
             return NEXT_BREAKPOINT
         return Until(next_token=self.until == "next_token", end=self.until == "end")
 
 
 class CheckpointView(BaseModel):
-    """A pass over positions `[first, end)` of the history that has stopped after `layer`.
+    """A pass over positions `[first, end)` of the history that has stopped at a `point` of `layer`.
 
-    It holds a residual stream of `shape` `[end - first, hidden_size]` in `dtype`. `breakpoint` is null where `until`
-    stopped it; `saved_ms` is how long it took to leave the batch. Times are Unix seconds; `age_s` is counted from
+    It holds what stands there, of `shape` `[end - first, hidden_size]` in `dtype`: the residual stream, or as many
+    numbers as the point is wide. `breakpoint` is null where `until` stopped it; `saved_ms` is how long it took to leave
+    the batch. Times are Unix seconds; `age_s` is counted from
     `created_at` to the answer.
     """
 
     model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
 
     layer: int
+    point: Point
     first: int
     end: int
     shape: tuple[int, int]

@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, Field
 
+from app.domain.points import Point
 from app.domain.values import FinishReason
 from app.messages import Failed, TurnFinished
 from app.sessions.session import Session
@@ -87,10 +88,11 @@ class BreakpointsNews(TimedNews):
 
 
 class EditNews(TimedNews):
-    """A client has edited or overwritten the checkpoint of a paused turn, which is after `layer`."""
+    """A client has edited or overwritten the checkpoint of a paused turn, which is at a `point` of `layer`."""
 
     session_id: str
     layer: int
+    point: Point
 
 
 LiveEvent = any_event(

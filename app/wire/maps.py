@@ -12,8 +12,8 @@ from app.domain.activations import MAX_MAP_POSITIONS, ActivationMap, ActivationN
 from app.domain.errors import FieldOutOfRange
 from app.sessions.whitebox import LensTops
 from app.text.tokenizer import Tokens
-from app.wire.breakpoints import VECTOR_NAME
 from app.wire.checkpoint import RANGE, ActivationQuery, PositionsText
+from app.wire.edits import VECTOR_NAME
 
 T = TypeVar("T")
 

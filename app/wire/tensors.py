@@ -52,13 +52,18 @@ def read_one(content: bytes, *, param: str) -> tuple[str, TensorData, dict[str, 
     if entry["dtype"] not in DTYPES:
         raise FieldOutOfRange(f"dtype: {entry['dtype']} must be one of {', '.join(DTYPES)}", param="dtype")
     tensor = TensorData(DTYPES[entry["dtype"]], tuple(entry["shape"]), bytes(entry["data"]))
-    integer, exponent = EXPONENTS[tensor.dtype]
-    wrong = (np.frombuffer(tensor.data, integer) & exponent) == exponent
-    if wrong.any():
-        raise FieldOutOfRange(f"{param}: element {int(wrong.argmax())} is not finite", param=param)
+    if (wrong := first_infinite(tensor)) is not None:
+        raise FieldOutOfRange(f"{param}: element {wrong} is not finite", param=param)
     # The library checks the metadata but does not give it out: the header is JSON after its length in 8 bytes.
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return name, tensor, header.get("__metadata__") or {}
+
+
+def first_infinite(tensor: TensorData) -> int | None:
+    """The first element that is not a finite number; None: all are."""
+    integer, exponent = EXPONENTS[tensor.dtype]
+    wrong = (np.frombuffer(tensor.data, integer) & exponent) == exponent
+    return int(wrong.argmax()) if wrong.any() else None
 
 
 def to_float32(tensor: TensorData) -> NDArray[np.float32]:

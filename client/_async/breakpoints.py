@@ -1,5 +1,6 @@
 """Breakpoints, and what a paused session shows and lets be changed."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Literal
 
@@ -7,7 +8,7 @@ from client import breakpoint_calls as calls
 from client.breakpoint_models import BreakpointInfo, CheckpointInfo, Lens, Positions
 from client.calls import UNSET, Seconds, given
 from client.captures import Place
-from client.edits import Vector
+from client.edits import Kept, Vector, Where
 from client.errors import NotFound
 from client.tensors import ArrayLike, FloatArray
 from client.transport import AsyncTransport
@@ -22,7 +23,8 @@ class AsyncBreakpoint:
         self.info = info
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(id={self.id!r}, action={self.info.action!r}, layers={self.info.layers})"
+        point = "" if self.info.point == "resid_post" else f", point={self.info.point!r}"
+        return f"{type(self).__name__}(id={self.id!r}, action={self.info.action!r}, layers={self.info.layers}{point})"
 
     @property
     def id(self) -> str:
@@ -46,11 +48,11 @@ class AsyncCheckpoint(Place):
         self._session = session
 
     async def read(self, positions: Positions = "all", *, timeout: Seconds = UNSET) -> FloatArray:
-        """The residual stream after `layer`, a row for each position; in float32, or float16 if the model's is."""
+        """What stands at the point, a row for each position; in float32, or float16 if the model's is."""
         return await self._transport.send(calls.read_activation(self._session, positions), timeout)
 
     async def write(self, values: ArrayLike, *, timeout: Seconds = UNSET) -> None:
-        """Put `values`, of the same shape, in the place of the residual stream; they are rounded to the model's dtype.
+        """Put `values`, of the same shape, in the place of what stands there; they are rounded to the model's dtype.
 
         Raises `Unprocessable` for another shape and for values that are not finite.
         """
@@ -60,17 +62,24 @@ class AsyncCheckpoint(Place):
         self,
         *,
         scale: float | None = None,
-        add: Vector | None = None,
-        replace: Vector | None = None,
+        add: Vector | Literal[True] | None = None,
+        replace: Vector | Literal[True] | None = None,
         project_out: Vector | None = None,
         clamp: Vector | None = None,
-        ablate: Literal[True] | None = None,
+        ablate: Literal[True] | Vector | None = None,
         factor: float | None = None,
+        source: Kept | None = None,
+        orthogonal_to: Vector | None = None,
+        heads: Sequence[int] | None = None,
+        neurons: Sequence[int] | None = None,
+        experts: Sequence[int] | None = None,
         positions: Positions | None = None,
+        keep_norm: bool | None = None,
         max_norm: float | None = None,
+        where: Where | None = None,
         timeout: Seconds = UNSET,
     ) -> None:
-        """Change the residual stream on the server, `edit(scale=0.9)`: what there is, `EditOptions` says."""
+        """Change what stands there on the server, `edit(scale=0.9)`: what there is, `EditOptions` says."""
         self.info = await self._transport.send(calls.edit_checkpoint(self._session, [given(locals())]), timeout)
 
     async def lens(self, *, top_k: int = 5, positions: Positions = "last", timeout: Seconds = UNSET) -> Lens:

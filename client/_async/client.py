@@ -9,10 +9,11 @@ from typing import Any, Self
 
 import httpx
 
-from client import calls
+from client import breakpoint_calls, calls
 from client._async.live import live_events
 from client._async.session import AsyncSession
 from client._async.vectors import AsyncVectors
+from client.breakpoint_models import PointInfo
 from client.calls import PAGE_SIZE, UNSET, Seconds, given
 from client.edge import DEFAULT_TIMEOUT_S, KEY_VARIABLE, Connection, address_of
 from client.live import Event
@@ -203,6 +204,10 @@ class AsyncDjinn:
     async def version(self, *, timeout: Seconds = UNSET) -> Version:
         """What runs on the server: its version, the model, the device and the types of numbers."""
         return await self._transport.send(calls.version(), timeout)
+
+    async def points(self, *, timeout: Seconds = UNSET) -> tuple[PointInfo, ...]:
+        """The points of the model's forward pass that breakpoints can name, in their order."""
+        return await self._transport.send(breakpoint_calls.list_points(), timeout)
 
     async def health(self, *, timeout: Seconds = UNSET) -> Health:
         """Whether the server is alive; needs no API key."""

@@ -14,7 +14,7 @@ from client._async.turn import AsyncTurnStream, stream_turn
 from client.breakpoint_models import LensMap, Norms, OnTimeout, Pass, Positions
 from client.calls import UNSET, Seconds, given
 from client.captures import Captures
-from client.edits import EditOptions, Until, Vector, capture_body, pause_body, steer_body
+from client.edits import EditOptions, Kept, Until, Vector, Where, capture_body, pause_body, steer_body
 from client.errors import DjinnError, NotFound
 from client.live import Event
 from client.models import History, Move, Phase, PhaseChange, SessionInfo, Turn
@@ -194,6 +194,7 @@ class AsyncSession:
         *,
         layer: int | None = None,
         layers: Sequence[int] | None = None,
+        point: str | None = None,
         when_pass: Pass | None = None,
         position: int | None = None,
         token_id: int | None = None,
@@ -203,14 +204,15 @@ class AsyncSession:
         on_timeout: OnTimeout | None = None,
         timeout: Seconds = UNSET,
     ) -> AsyncBreakpoint:
-        """Pause after a layer: `break_at(layer=6)` stops every pass there, until `resume`.
+        """Pause at a point of a layer: `break_at(layer=6)` stops every pass after layer 6, until `resume`.
 
         After `timeout_s` seconds (600) the server goes on (`resume`, the default) or ends the turn (`abort`).
 
-        It acts after `layer`, or each of `layers`, at the positions of the history for which all conditions hold that
-        are given. `when_pass` is `prefill` (over a turn's new context), `decode` (over one generated token) or `any`,
-        the default. `position` is one position, `token_id` the token that stands there, and `every` n takes positions
-        that n divides. With `once` the breakpoint is gone after the first time.
+        It acts at `point` (`resid_post`, after the layer, unless another of `Djinn.points` is given) of `layer`, or of
+        each of `layers`, at the positions of the history for which all conditions hold that are given. `when_pass` is
+        `prefill` (over a turn's new context), `decode` (over one generated token) or `any`, the default. `position` is
+        one position, `token_id` the token that stands there, and `every` n takes positions that n divides. With `once`
+        the breakpoint is gone after the first time.
         """
         return await self._arm(pause_body(given(locals())), timeout)
 
@@ -219,6 +221,8 @@ class AsyncSession:
         *,
         layer: int | None = None,
         layers: Sequence[int] | None = None,
+        point: str | None = None,
+        heads: Sequence[int] | None = None,
         when_pass: Pass | None = None,
         position: int | None = None,
         token_id: int | None = None,
@@ -226,7 +230,10 @@ class AsyncSession:
         once: bool | None = None,
         timeout: Seconds = UNSET,
     ) -> AsyncBreakpoint:
-        """Record the residual stream after a layer, for `captures`, and go on. The conditions are as in `break_at`."""
+        """Record what stands at a point of a layer, for `captures`, and go on; of `heads` only these.
+
+        The place and the conditions are as in `break_at`: `capture_at(layer=6, point="pattern", heads=[0, 3])`.
+        """
         return await self._arm(capture_body(given(locals())), timeout)
 
     async def steer(
@@ -234,25 +241,33 @@ class AsyncSession:
         *,
         layer: int | None = None,
         layers: Sequence[int] | None = None,
+        point: str | None = None,
         when_pass: Pass | None = None,
         position: int | None = None,
         token_id: int | None = None,
         every: int | None = None,
         once: bool | None = None,
         scale: float | None = None,
-        add: Vector | None = None,
-        replace: Vector | None = None,
+        add: Vector | Literal[True] | None = None,
+        replace: Vector | Literal[True] | None = None,
         project_out: Vector | None = None,
         clamp: Vector | None = None,
-        ablate: Literal[True] | None = None,
+        ablate: Literal[True] | Vector | None = None,
         factor: float | None = None,
+        source: Kept | None = None,
+        orthogonal_to: Vector | None = None,
+        heads: Sequence[int] | None = None,
+        neurons: Sequence[int] | None = None,
+        experts: Sequence[int] | None = None,
         positions: Positions | None = None,
+        keep_norm: bool | None = None,
         max_norm: float | None = None,
+        where: Where | None = None,
         timeout: Seconds = UNSET,
     ) -> AsyncBreakpoint:
-        """Change the residual stream after a layer, `steer(layer=6, scale=0.9)`, until the breakpoint is removed.
+        """Change what stands at a point of a layer, `steer(layer=6, scale=0.9)`, until the breakpoint is removed.
 
-        The conditions are as in `break_at`, the change is as in `EditOptions`.
+        The place and the conditions are as in `break_at`, the change is as in `EditOptions`.
         """
         return await self._arm(steer_body(given(locals())), timeout)
 
@@ -289,9 +304,12 @@ class AsyncSession:
         """Go on like `resume` and read new tokens as they come. Leaving the block early cancels the turn."""
         return stream_turn(self._transport, breakpoint_calls.resume(self.id, until, edits, stream=True), timeout)
 
-    async def step(self, *, layer: int | None = None, timeout: Seconds = UNSET) -> Turn:
-        """Go on to after `layer` of this pass, or without one to the same layer of the next token, and pause there."""
-        return await self.resume(until="next_token" if layer is None else layer, timeout=timeout)
+    async def step(self, *, layer: int | None = None, point: str | None = None, timeout: Seconds = UNSET) -> Turn:
+        """Go on to a `point` of `layer` in this pass (after it, unless a point is given), or without a layer to the
+        same place in the pass of the next token, and pause there.
+        """
+        until: Until = "next_token" if layer is None else layer if point is None else (layer, point)
+        return await self.resume(until=until, timeout=timeout)
 
     async def lens_map(
         self,
@@ -318,9 +336,11 @@ class AsyncSession:
         """How long the same residual streams are, and the cosine of each to a named vector."""
         return await self._transport.send(breakpoint_calls.read_norms(self.id, positions, layers, vector), timeout)
 
-    async def captures(self, *, timeout: Seconds = UNSET) -> Captures:
-        """What `capture_at` has recorded so far."""
-        return await self._transport.send(breakpoint_calls.read_captures(self.id), timeout)
+    async def captures(
+        self, *, point: str | None = None, layer: int | None = None, timeout: Seconds = UNSET
+    ) -> Captures:
+        """What `capture_at` has recorded so far, at one point or in one layer if that is given."""
+        return await self._transport.send(breakpoint_calls.read_captures(self.id, point, layer), timeout)
 
     async def clear_captures(self, *, timeout: Seconds = UNSET) -> None:
         """Forget what has been recorded."""

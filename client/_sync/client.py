@@ -10,10 +10,11 @@ from typing import Any, Self
 
 import httpx
 
-from client import calls
+from client import breakpoint_calls, calls
 from client._sync.live import live_events
 from client._sync.session import Session
 from client._sync.vectors import Vectors
+from client.breakpoint_models import PointInfo
 from client.calls import PAGE_SIZE, UNSET, Seconds, given
 from client.edge import DEFAULT_TIMEOUT_S, KEY_VARIABLE, Connection, address_of
 from client.live import Event
@@ -200,6 +201,10 @@ class Djinn:
     def version(self, *, timeout: Seconds = UNSET) -> Version:
         """What runs on the server: its version, the model, the device and the types of numbers."""
         return self._transport.send(calls.version(), timeout)
+
+    def points(self, *, timeout: Seconds = UNSET) -> tuple[PointInfo, ...]:
+        """The points of the model's forward pass that breakpoints can name, in their order."""
+        return self._transport.send(breakpoint_calls.list_points(), timeout)
 
     def health(self, *, timeout: Seconds = UNSET) -> Health:
         """Whether the server is alive; needs no API key."""

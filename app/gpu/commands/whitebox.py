@@ -27,6 +27,7 @@ from app.domain.activations import (
 from app.domain.breakpoints import Action, Edit, EditOp, Intervention, Positions, TensorData
 from app.domain.errors import ActivationsFull, FieldOutOfRange, WrongState
 from app.domain.points import STREAM, Point, names_of
+from app.domain.positions import runs_of
 from app.gpu.kv.placement import Placement
 from app.gpu.planning.turns import Match
 from app.gpu.state.checkpoints import Captured, Cell, Checkpoint, Rows, StoredTensor, join_cells, kept_rows
@@ -68,6 +69,7 @@ class Whitebox:
             messages.Arm: arm,
             messages.Disarm: disarm,
             messages.ReadCaptures: read_captures,
+            messages.ReadKept: read_kept,
             messages.ClearCaptures: self._clear_captures,
             messages.PoolCaptures: self._pool_captures,
             messages.ReadCheckpoint: read_activation,
@@ -183,7 +185,12 @@ def disarm(sequence: TokenSequence, command: messages.Disarm) -> None:
 
 def read_captures(sequence: TokenSequence, command: messages.ReadCaptures) -> Callable[[], Captures]:
     """A function for any thread that copies the captures of now. It waits for their copies to the host."""
-    captured, dropped = tuple(sequence.captures.records), sequence.captures.dropped
+    wanted, dropped = (command.point, command.layer), sequence.captures.dropped
+    captured = tuple(
+        each
+        for each in sequence.captures.records
+        if all(asked in (None, found) for asked, found in zip(wanted, (each.point, each.layer), strict=True))
+    )
 
     def copy(each: Captured) -> Capture:
         found = each.hidden.read(0, len(each.positions))
@@ -191,6 +198,50 @@ def read_captures(sequence: TokenSequence, command: messages.ReadCaptures) -> Ca
         return Capture(each.breakpoint, each.layer, each.positions, each.token_ids, tensor, each.point, each.heads)
 
     return lambda: Captures(tuple(map(copy, captured)), dropped)
+
+
+def read_kept(sequence: TokenSequence, command: messages.ReadKept) -> Callable[[], Activation]:
+    """A function for any thread that copies what is kept of a point now. Raises `FieldOutOfRange`."""
+    place, found = (command.layer, command.point), dict[int, tuple[StoredTensor, int]]()
+    for each in sequence.captures.records:  # the newest last: it takes the place of those before
+        if (each.layer, each.point) == place and not each.heads:
+            current = each.positions[: bisect_left(each.positions, each.current_to)]
+            found |= {position: (each.hidden, row) for row, position in enumerate(current)}
+    checkpoint = sequence.checkpoint
+    if checkpoint is not None and (checkpoint.layer, checkpoint.point) == place:
+        found |= {checkpoint.first + row: (checkpoint.hidden, row) for row in range(checkpoint.length)}
+    positions = _kept_positions(sequence, command, sorted(found))
+    pieces = join_cells((command.layer, position, *found[position]) for position in positions)
+
+    def copy() -> Activation:
+        parts = [hidden.read(first, end) for hidden, first, end in pieces]
+        shape = (len(positions), parts[0].shape[1])
+        tensor = replace(parts[0], shape=shape, data=b"".join(part.data for part in parts))
+        return Activation(command.layer, positions[0], positions[-1] + 1, tensor, command.point)
+
+    return copy
+
+
+def _kept_positions(sequence: TokenSequence, command: messages.ReadKept, kept: list[int]) -> list[int]:
+    """Those that the command wants of what is `kept`."""
+    wanted, where = command.positions, f"{command.point} of layer {command.layer}"
+    if not kept:
+        raise FieldOutOfRange(
+            f"positions: session {sequence.session} keeps nothing of {where}: capture it there first, with all heads",
+            param="positions",
+        )
+    if wanted.last:
+        return kept[-1:]
+    first, end = (kept[0], kept[-1] + 1) if wanted.end is None else (wanted.first, wanted.end)
+    chosen = kept[bisect_left(kept, first) : bisect_left(kept, end)]
+    if len(chosen) < end - first:
+        missing = next(at for at, position in enumerate([*chosen, -1], first) if position != at)
+        shown = ", ".join(f"{run.first}:{run.end}" for run in runs_of(kept)[:10] if run.step == 1) or "others"
+        raise FieldOutOfRange(
+            f"positions: session {sequence.session} does not keep position {missing} of {where}, but {shown}",
+            param="positions",
+        )
+    return chosen
 
 
 def _paused(sequence: TokenSequence) -> tuple[TurnState, Checkpoint]:

@@ -5,16 +5,17 @@ const READERS = {
   BF16: (bytes) => new Float32Array(Uint32Array.from(new Uint16Array(bytes), (half) => half << 16).buffer),
 };
 
-/** The tensors of a file in an ArrayBuffer, in the order of their names: `{shape, values}`, with `values` a Float32Array.
- * Throws a RangeError for a type that is not F32, F16 or BF16. */
+/** The tensors of a file in an ArrayBuffer, in the order of their names: `{shape, values, told}`, with `values` a Float32Array,
+ * and `told` what the metadata has under the name. Throws a RangeError for a type that is not F32, F16 or BF16. */
 export function read(buffer) {
   const start = 8 + Number(new DataView(buffer).getBigUint64(0, true));
   const entries = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, start - 8)));
+  const { __metadata__: metadata = {} } = entries;
   delete entries.__metadata__;
   return Object.keys(entries).sort().map((name) => {
     const { dtype, shape, data_offsets: [first, end] } = entries[name];
     if (!READERS[dtype]) throw new RangeError(`The file has a tensor of ${dtype}; F32, F16 and BF16 can be read.`);
-    return { shape, values: READERS[dtype](buffer.slice(start + first, start + end)) };
+    return { shape, values: READERS[dtype](buffer.slice(start + first, start + end)), told: metadata[name] };
   });
 }
 

@@ -1,10 +1,11 @@
 // Breakpoints of a session: which layer has which, and arming and removing them.
 import { call } from "../lib/api.js";
+import { AFTER } from "../state/points.js";
 
 /** How long a pause may last. People read for longer than programs do. */
 const PAUSE_S = 3600;
 
-/** `{pauses, captures, edits}` after a layer: the breakpoints of each action. */
+/** `{pauses, captures, edits}` in and after a layer: the breakpoints of each action. */
 export function marksOf(breakpoints, layer) {
   const here = (breakpoints ?? []).filter((each) => each.layers.includes(layer));
   const of = (action) => here.filter((each) => each.action === action);
@@ -14,21 +15,21 @@ export function marksOf(breakpoints, layer) {
 /** The breakpoint that captures all layers at all positions, or undefined. Programs arm others, which stay theirs. */
 export const watchOf = (breakpoints, numLayers) => (breakpoints ?? []).find((each) => isWatch(each, numLayers));
 
-const isWatch = ({ action, layers, once, when }, numLayers) =>
-  action === "capture" && !once && layers.length === numLayers && when.pass === "any" &&
+const isWatch = ({ action, point, layers, once, when }, numLayers) =>
+  action === "capture" && point === AFTER && !once && layers.length === numLayers && when.pass === "any" &&
   [when.position, when.token_id, when.every].every((each) => each === null);
 
-/** Arm a pause after a layer, or remove those that are there. With a pause comes a watch, so that there is something to
+/** Arm a pause at a point of a layer, or remove those that are there. With a pause comes a watch, so that there is something to
  * see. */
 export const togglePause = (desk, layer, how, numLayers) => inTurn(desk, () => pauseOrNot(desk, layer, how, numLayers));
 
-async function pauseOrNot(desk, layer, { once, pass }, numLayers) {
+async function pauseOrNot(desk, layer, { once, pass, point = AFTER }, numLayers) {
   const isWanted = !marksOf(desk.breakpoints.peek(), layer).pauses.length; // by who sees what is shown
   const found = await armed(desk);
   const { pauses } = marksOf(found, layer);
   if (!isWanted) return removeAll(desk, pauses);
   if (!watchOf(found, numLayers)) desk.ownWatch = (await watch(desk, numLayers)).id;
-  if (!pauses.length) await arm(desk, { layer, action: "pause", when: { pass }, once, timeout_s: PAUSE_S });
+  if (!pauses.length) await arm(desk, { layer, point, action: "pause", when: { pass }, once, timeout_s: PAUSE_S });
 }
 
 /** Capture all layers until this is called again, or no more. */
@@ -39,8 +40,12 @@ export const toggleWatch = (desk, numLayers) =>
     else if (!watchOf(await armed(desk), numLayers)) await watch(desk, numLayers);
   });
 
-/** Make an edit after a layer in every pass from now on. */
-export const steer = (desk, layer, edit) => inTurn(desk, () => arm(desk, { layer, action: "edit", edits: [edit] }));
+/** Make an edit at a point of a layer in every pass from now on. */
+export const steer = (desk, { layer, point }, edit) =>
+  inTurn(desk, () => arm(desk, { layer, point, action: "edit", edits: [edit] }));
+
+/** Capture where all heads of a layer look, from now on. */
+export const watchPattern = (desk, layer) => inTurn(desk, () => arm(desk, { layer, point: "pattern", action: "capture" }));
 
 /** Remove these breakpoints. */
 export const disarm = (desk, gone) => inTurn(desk, () => removeAll(desk, gone));

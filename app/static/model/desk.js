@@ -4,6 +4,7 @@ import { connection, server } from "../state/connection.js";
 import { happeningsOf, lastOf } from "../state/happenings.js";
 import { say } from "../state/notices.js";
 import { perSession } from "../state/per_key.js";
+import { AFTER } from "../state/points.js";
 import { sessionOf } from "../state/sessions.js";
 import { turnOf } from "../state/turns.js";
 import { refresh } from "./arming.js";
@@ -36,7 +37,7 @@ function makeDesk(id) {
     /** The last pause that the map was brought to: see `pauseOf`. */
     pause: null,
     /** Which pause a click on a layer arms. */
-    how: signal({ once: true, pass: "any" }),
+    how: signal({ once: true, pass: "any", point: AFTER }),
     /** The cell that is looked at, `{layer, position}`, or null. */
     cell: signal(null),
     /** The token whose path is drawn, `{tokenId, text, position}`, or null. */
@@ -104,7 +105,7 @@ function placeOf(view) {
   if (view === null) return null;
   const { state, tokens, checkpoint, used_at } = view;
   if (state === "queued" || state === "running") return "busy";
-  if (checkpoint) return `paused ${checkpoint.created_at} ${checkpoint.layer} ${checkpoint.first}`;
+  if (checkpoint) return `paused ${checkpoint.created_at} ${checkpoint.layer} ${checkpoint.point} ${checkpoint.first}`;
   return `${state} ${tokens} ${used_at}`;
 }
 

@@ -1,10 +1,11 @@
 // The fields of one edit.
 import { html } from "../lib/html.js";
 import { errorOf, Field } from "../shell/controls.js";
+import { partOf, pointIn } from "../state/points.js";
 import { OPS } from "./edits.js";
 import { isVector, VectorOptions } from "./vectors.js";
 
-export const PARAMS = ["op", "factor", "vector", "positions", "max_norm"];
+export const PARAMS = ["op", "factor", "vector", "positions", "max_norm", "heads", "neurons", "experts"];
 
 /** `onChange` is told when a field has a new value that one has settled on. */
 export function EditFields({ desk, error, onChange }) {
@@ -21,6 +22,8 @@ export function EditFields({ desk, error, onChange }) {
     put({ op, factor: OPS[op].first ?? "" });
   };
   const told = (param) => errorOf(error, param);
+  const checkpoint = desk.session.value.checkpoint;
+  const part = checkpoint && partOf(pointIn(checkpoint.layer, checkpoint.point));
   return html`
     <div class="fields">
       <${Field} id="op" label="Operation" error=${told("op")} control=${(tied) => html`
@@ -33,6 +36,8 @@ export function EditFields({ desk, error, onChange }) {
         <select ...${tied} value=${isVector(form.vector) ? form.vector : ""} onChange=${settle} disabled=${!takes.includes("vector")}>
           <${VectorOptions} none="none" />
         </select>`} />
+      ${part && html`<${Field} id="part" label="Only ${part}" error=${told(part)} control=${(tied) => html`
+        <input ...${tied} placeholder="all, or 0, 3" value=${form.part} onInput=${set} onChange=${settle} />`} />`}
       <${Where} form=${form} error=${told("positions")} set=${set} settle=${settle} />
       <${Field} id="max_norm" label="Longest change (L2)" error=${told("max_norm")} control=${(tied) => html`
         <input ...${tied} inputmode="decimal" placeholder="no limit" value=${form.max_norm}

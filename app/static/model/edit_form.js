@@ -6,6 +6,7 @@ import { visible } from "../lib/tokens.js";
 import { Armed } from "../session/breakpoints.js";
 import { Button, errorElse, Failure, Loading, useAction } from "../shell/controls.js";
 import { say } from "../state/notices.js";
+import { where } from "../state/points.js";
 import { steer } from "./arming.js";
 import { EditFields, PARAMS } from "./edit_fields.js";
 import { editOf, noVector, tryEdit, undo } from "./edits.js";
@@ -19,15 +20,15 @@ export function EditForm({ desk }) {
   const why = waits ?? noVector(desk.edit.value);
   const unedited = preview ? null : "Nothing is edited here.";
   const tryIt = useTry(desk, act);
-  const layer = checkpoint?.layer;
+  const place = checkpoint && where(checkpoint.point, [checkpoint.layer]);
   const armed = (desk.breakpoints.value ?? []).filter((each) => each.action === "edit");
   const armIt = async () => {
-    await steer(desk, layer, editOf(desk.edit.peek()));
-    say(`The edit after layer ${layer} is armed in session ${shortId(desk.id)}`);
+    await steer(desk, checkpoint, editOf(desk.edit.peek(), checkpoint));
+    say(`The edit ${place} is armed in session ${shortId(desk.id)}`);
   };
   return html`
     <section class="panel edit stack" aria-labelledby="edit-title">
-      <h2 id="edit-title">Edit ${layer === undefined ? "at the pause" : `after layer ${layer}`}</h2>
+      <h2 id="edit-title">Edit ${place ?? "at the pause"}</h2>
       <${EditFields} desk=${desk} error=${error} onChange=${() => preview && tryIt()} />
       <div class="row">
         <${Button} class="primary" why=${why} onClick=${tryIt}>Try it<//>
@@ -63,14 +64,15 @@ function useTry(desk, act) {
 /** What the model would say at the pause, before and after an edit, and what it then says after its last layer. */
 function EditPreview({ preview }) {
   if (!preview) return html`<p class="dim empty-preview">Trying makes the edit and shows the lens before and after.</p>`;
-  const { op, position, before, after, ends } = preview;
+  const { op, position, before, after, isMade, ends } = preview;
   return html`
     <div class="sides" role="status">
-      <${Tops} title="Before, position ${position}" top=${before.top} />
+      ${before ? html`<${Tops} title="Before, position ${position}" top=${before.top} />`
+        : html`<p class="dim">A lens reads the residual stream alone: here only what the last layer then says is shown.</p>`}
       ${after && html`<${Tops} title="After, position ${position}" top=${after.top} beside=${before.top} />`}
     </div>
-    ${after && html`<${Ends} ends=${ends} />`}
-    <p class="dim">${!after && "What it did is not known. "}The turn goes on with the edit, unless it is undone.
+    ${isMade && html`<${Ends} ends=${ends} />`}
+    <p class="dim">${!isMade && "What it did is not known. "}The turn goes on with the edit, unless it is undone.
       ${op === "scale" && " A lens normalizes first, so the first two do not show a scale above 0."}</p>
   `;
 }

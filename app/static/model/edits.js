@@ -1,6 +1,7 @@
 // Edits of the checkpoint: from the form to the API's body, tried and taken back.
 import { call, download, need, upload } from "../lib/api.js";
 import { server } from "../state/connection.js";
+import { AFTER, partOf, pointIn, STREAM } from "../state/points.js";
 import { isVector } from "./vectors.js";
 
 /** Each operation: what it does, which fields it takes, and the slider's range and first value. */
@@ -13,15 +14,17 @@ export const OPS = {
   ablate: { does: "0", takes: [] },
 };
 export const FIRST_EDIT = {
-  op: "scale", factor: "0.9", vector: "", positions: "last", first: "", end: "", max_norm: "",
+  op: "scale", factor: "0.9", vector: "", positions: "last", first: "", end: "", max_norm: "", part: "",
 };
 
-/** The API's form of an edit. What is no number goes as it is: the server says what is wrong with it. Throws `ApiError`
+/** The API's form of an edit at a point of a layer. What is no number goes as it is: the server says what is wrong with it. Throws `ApiError`
  * where a field is empty. */
-export function editOf({ op, factor, vector, positions, first, end, max_norm }) {
+export function editOf({ op, factor, vector, positions, first, end, max_norm, part }, { layer, point }) {
   const takes = OPS[op].takes;
+  const kind = partOf(pointIn(layer, point));
   return {
     op,
+    ...(kind && part.trim() !== "" && { [kind]: part.split(/[\s,]+/).filter(Boolean).map((each) => numberOf(each)) }),
     ...(takes.includes("factor") && { factor: numberOf(factor, FACTOR) }),
     ...(takes.includes("vector") && vector !== "" && { vector }),
     positions: positions === "range" ? [numberOf(first, RANGE), numberOf(end, RANGE)] : positions,
@@ -44,11 +47,11 @@ export function numberOf(text, empty) {
 const pathOf = (desk) => `/v1/sessions/${desk.id}/checkpoint`;
 
 /** Make the form's edit at the checkpoint as it was at first, and look through the lens before and after. `preview` of
- * the desk is then `{place, op, original, position, before, after, ends}`, or null while nothing is edited. `after` is
- * null where it is not known what the edit did. `ends` are the lenses after the last layer, without and with the edit,
+ * the desk is then `{place, op, original, position, before, after, isMade, ends}`, or null while nothing is edited.
+ * `before` and `after` are null where no lens can be had; `isMade` says that the edit is known to be made. `ends` are the lenses after the last layer, without and with the edit,
  * each null where it cannot be had; it is missing until they come. */
 export const tryEdit = (desk) => atPause(desk, async (checkpoint) => {
-  const [place, edit] = [desk.place.peek(), editOf(desk.edit.peek())];
+  const [place, edit] = [desk.place.peek(), editOf(desk.edit.peek(), checkpoint)];
   const position = positionOf(desk, checkpoint, edit);
   const known = desk.preview.peek();
   const original = known?.original ?? (await download(`${pathOf(desk)}/activation`));
@@ -56,11 +59,11 @@ export const tryEdit = (desk) => atPause(desk, async (checkpoint) => {
   let preview = null;
   let plain = null;
   try {
-    const before = await lensAt(desk.id, position);
+    const before = await lensAt(desk.id, position, checkpoint.point);
     plain = known?.position === position && known.ends ? known.ends[0] : await endOf(desk, checkpoint, position);
     preview = { place, op: edit.op, original, position, before, after: null };
     await make(desk, edit, () => (preview = null));
-    preview = { ...preview, after: await lensAt(desk.id, position) };
+    preview = { ...preview, after: await lensAt(desk.id, position, checkpoint.point), isMade: true };
   } finally {
     show(desk, place, preview);
   }
@@ -112,22 +115,25 @@ function positionOf(desk, { first, end }, { positions }) {
   return positions !== "last" && chosen >= first && chosen < end ? chosen : end - 1;
 }
 
-async function lensAt(id, position) {
+/** Null where the pass does not stand in the residual stream. */
+async function lensAt(id, position, point) {
+  if (!STREAM.includes(point)) return null;
   const query = { positions: `${position}:${position + 1}`, top_k: 8 };
   return (await call("GET", `/v1/sessions/${id}/checkpoint/lens`, { query })).positions[0];
 }
 
 /** What would really be said: the lens after the last layer, to which a fork runs on. Null where that cannot be had. */
-async function endOf(desk, { layer }, position) {
+async function endOf(desk, checkpoint, position) {
   const last = server.peek().num_layers - 1;
-  if (layer === last) return lensAt(desk.id, position);
+  const isThere = ({ layer, point }) => layer === last && point === AFTER;
+  if (isThere(checkpoint)) return lensAt(desk.id, position, AFTER);
   const fork = await call("POST", `/v1/sessions/${desk.id}/fork`).catch(() => null);
   if (fork === null) return null;
   try {
     const body = { until: { layer: last } };
     // Breakpoints on the way pause the fork too.
-    for (let at = layer; at < last; ) at = (await call("POST", `/v1/sessions/${fork.id}/resume`, { body })).checkpoint.layer;
-    return await lensAt(fork.id, position);
+    for (let at = checkpoint; !isThere(at); ) at = (await call("POST", `/v1/sessions/${fork.id}/resume`, { body })).checkpoint;
+    return await lensAt(fork.id, position, AFTER);
   } catch {
     return null;
   } finally {

@@ -3,6 +3,7 @@ import { useRef, useState } from "preact/hooks";
 import { html } from "../lib/html.js";
 import { server } from "../state/connection.js";
 import { complain } from "../state/notices.js";
+import { where } from "../state/points.js";
 import { marksOf, togglePause } from "./arming.js";
 
 const MOVES = { ArrowUp: -1, ArrowDown: 1, PageUp: -8, PageDown: 8, Home: -Infinity, End: Infinity };
@@ -29,19 +30,19 @@ export function Ladder({ desk }) {
       <div class="corner dim" aria-hidden="true">${desk.lens.loading.value ? "computing" : "layer"}</div>
       <ol ref=${list} aria-label="Layers: choose one to pause after it" onKeyDown=${move}>
         ${Array.from({ length: count }, (_, layer) => html`<${Rung} key=${layer} layer=${layer} standing=${standing}
-          marks=${marksOf(desk.breakpoints.value, layer)} tab=${layer === current} arm=${arm} />`)}
+          marks=${marksOf(desk.breakpoints.value, layer)} how=${desk.how.value} tab=${layer === current} arm=${arm} />`)}
       </ol>
     </div>
   `;
 }
 
-function Rung({ layer, standing, marks, tab, arm }) {
+function Rung({ layer, standing, marks, how, tab, arm }) {
   const { pauses, captures, edits } = marks;
   const place = standing === null ? "" : layer === standing ? "here" : layer < standing ? "passed" : "";
   return html`<li class=${place}>
     <button tabindex=${tab ? 0 : -1} aria-pressed=${pauses.length > 0}
       aria-label=${spoken(layer, marks, place)}
-      title=${pauses.length ? `Remove the pause after layer ${layer}` : `Pause after layer ${layer}`}
+      title=${pauses.length ? `Remove the pause ${where(pauses[0].point, [layer])}` : `Pause ${where(how.point, [layer])}`}
       onClick=${() => arm(layer)}>
       <i class="mark pause ${pauses.length ? "" : "off"} ${pauses.every((each) => each.once) ? "" : "each"}"></i>
       <span class="number">${layer}</span>

@@ -6,6 +6,7 @@ import { visible } from "../lib/tokens.js";
 import { Failure } from "../shell/controls.js";
 import { server } from "../state/connection.js";
 import { attempt } from "../state/notices.js";
+import { AFTER, points } from "../state/points.js";
 import { clearCaptures, toggleWatch, watchOf } from "./arming.js";
 import { Heatmap, useWindow } from "./heatmap.js";
 import { Ladder } from "./ladder.js";
@@ -43,6 +44,11 @@ function Tools({ desk }) {
           onChange=${(event) => setHow({ once: event.target.value === "once" })}>
           <option value="once">once</option><option value="each">each time</option>
         </select>
+        <select aria-label="Where in the layer to pause" value=${how.point}
+          onChange=${(event) => setHow({ point: event.target.value })}>
+          <option value=${AFTER}>after it</option>
+          ${pausable().map((name) => html`<option key=${name} value=${name}>at ${name}</option>`)}
+        </select>
         <label>in
           <select aria-label="In which pass to pause" value=${how.pass}
             onChange=${(event) => setHow({ pass: event.target.value })}>
@@ -65,6 +71,9 @@ function Tools({ desk }) {
     </div>
   `;
 }
+
+const pausable = () => [...new Set(points.value.filter(({ layers, no_pause }) => layers && !no_pause).map(({ name }) => name))]
+  .filter((name) => name !== AFTER);
 
 function Cell({ desk }) {
   void desk.lens.version.value;

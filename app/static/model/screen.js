@@ -6,7 +6,10 @@ import { Foreign, isForeign, TimeLeft } from "../session/screen.js";
 import { Loading } from "../shell/controls.js";
 import { server } from "../state/connection.js";
 import { historyOf, loadHistory } from "../state/history.js";
+import { attempt } from "../state/notices.js";
+import { loadPoints, where } from "../state/points.js";
 import { linkTo } from "../state/route.js";
+import { Attention } from "./attention.js";
 import { Compare } from "./compare.js";
 import { attend, deskOf } from "./desk.js";
 import { EditForm } from "./edit_form.js";
@@ -34,6 +37,7 @@ export function ModelScreen({ id }) {
 
 /** What only its tenant sees. */
 function Inside({ desk }) {
+  useEffect(() => void attempt("Points", loadPoints), []);
   useEffect(() => {
     refreshVectors();
     addEventListener("focus", refreshVectors); // other tabs and programs keep and delete them too
@@ -44,6 +48,7 @@ function Inside({ desk }) {
     <${Turn} desk=${desk} />
     <${Throughput} id=${desk.id} />
     <${Lens} desk=${desk} />
+    <${Attention} desk=${desk} />
     <${EditForm} desk=${desk} />
     <${Compare} desk=${desk} />
     <${Norms} desk=${desk} />
@@ -67,8 +72,8 @@ function Standing({ desk }) {
 function Place({ view }) {
   const { state, checkpoint, tokens } = view;
   if (!checkpoint) return html`<strong class="state ${state}">${state}</strong> ${counted(tokens, "token")}`;
-  const { layer, pass } = checkpoint;
+  const { layer, point, pass } = checkpoint;
   return html`
-    <strong class="state paused">paused</strong> after layer ${layer} of ${server.value.num_layers - 1}, ${pass} of ${positions(checkpoint)}
+    <strong class="state paused">paused</strong> ${where(point, [layer])} of ${server.value.num_layers - 1}, ${pass} of ${positions(checkpoint)}
   `;
 }

@@ -5,6 +5,7 @@ import { Composer } from "../session/composer.js";
 import { Button, Failure } from "../shell/controls.js";
 import { server } from "../state/connection.js";
 import { attempt } from "../state/notices.js";
+import { AFTER } from "../state/points.js";
 import { cancel, resume, whyNoTurn } from "../state/turns.js";
 import { deskOf } from "./desk.js";
 import { TryIt } from "./example.js";
@@ -40,16 +41,17 @@ function Start({ view, running }) {
 function Steps({ desk }) {
   const { checkpoint, state } = desk.session.value;
   const { running, error } = desk.turn.value;
-  const layer = checkpoint?.layer ?? 0;
+  const isAfter = !checkpoint || checkpoint.point === AFTER;
+  const layer = (checkpoint?.layer ?? 0) - (isAfter ? 0 : 1); // the last one that the pass is through with
   const last = server.value.num_layers - 1;
   const busy = running || state !== "paused" ? "The turn runs. Wait for its next pause." : whyNoTurn.value;
   const atEnd = checkpoint && layer === last ? "This is the last layer: go on to the next token." : null;
   const step = (until) => () => resume(desk.id, until);
   return html`
     <div class="row" role="group" aria-label="Go on">
-      <${Button} class="primary" why=${busy ?? atEnd} onClick=${step({ layer: layer + 1 })}>Next layer<//>
+      <${Button} class="primary" why=${busy ?? atEnd} onClick=${step({ layer: layer + 1 })}>${isAfter ? "Next layer" : "After this layer"}<//>
       <${ToLayer} layer=${layer} last=${last} why=${busy ?? atEnd} go=${(k) => resume(desk.id, { layer: k })} />
-      <${Button} why=${busy} onClick=${step("next_token")} title="The same layer, for the next token">Next token<//>
+      <${Button} why=${busy} onClick=${step("next_token")} title="The same place, for the next token">Next token<//>
       <${Button} why=${busy} onClick=${step(null)} title="Or the end, if there is none">Next breakpoint<//>
       <${Button} why=${busy} onClick=${step("end")} title="Past every breakpoint that pauses">To the end<//>
       <${Button} class="danger" onClick=${() => attempt("Cancel", () => cancel(desk.id))}>Cancel the turn<//>

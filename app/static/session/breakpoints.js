@@ -5,6 +5,7 @@ import { disarm, refresh } from "../model/arming.js";
 import { deskOf } from "../model/desk.js";
 import { Button, Failure, Loading, useAction } from "../shell/controls.js";
 import { happeningsOf, isSeen, lastOf } from "../state/happenings.js";
+import { where } from "../state/points.js";
 import { linkTo } from "../state/route.js";
 
 export function Breakpoints({ view }) {
@@ -42,14 +43,24 @@ export function Armed({ desk, armed }) {
   `;
 }
 
+/** An edit in words. */
+function change({ op, factor, when, ...edit }) {
+  const words = [op];
+  if (factor !== null) words.push(factor);
+  for (const part of ["heads", "neurons", "experts"]) if (edit[part]) words.push(`${part} ${edit[part].join(" ")}`);
+  if (when) words.push("on a condition");
+  return words.join(" ");
+}
+
 /** A breakpoint in words. */
-function said({ action, layers, when, edits, once }) {
-  const words = [`${action} after layer${layers.length > 1 ? "s" : ""} ${layers.join(", ")}`];
+function said({ action, point, layers, heads, when, edits, once }) {
+  const words = [`${action} ${where(point, layers)}`];
+  if (heads.length) words.push(`of heads ${heads.join(", ")}`);
   if (when.pass !== "any") words.push(`in ${when.pass}`);
   if (when.position !== null) words.push(`at position ${when.position}`);
   if (when.token_id !== null) words.push(`at token ${when.token_id}`);
   if (when.every !== null) words.push(`every ${when.every} positions`);
-  if (edits.length) words.push(`(${edits.map(({ op, factor }) => (factor === null ? op : `${op} ${factor}`)).join(", ")})`);
+  if (edits.length) words.push(`(${edits.map(change).join(", ")})`);
   if (once) words.push("once");
   return words.join(" ");
 }

@@ -1,7 +1,7 @@
 """What the commands of a conversation show."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group
 from rich.table import Table
@@ -51,8 +51,7 @@ def lens_view(lens: Lens) -> Group:
 def breakpoints_text(found: list[BreakpointInfo]) -> str:
     """What is armed, a line for each."""
     return "\n".join(
-        f"{each.action} after layer {', '.join(map(str, each.layers))}, pass {each.when.in_pass}"
-        + (", once" if each.once else "")
+        f"{each.action} {_place(each.point, each.layers)}, pass {each.when.in_pass}" + (", once" if each.once else "")
         for each in found
     )
 
@@ -65,7 +64,7 @@ def edits_text(found: list[BreakpointInfo]) -> str:
                 edit.op,
                 *([] if edit.factor is None else [f"{edit.factor:g}"]),
                 *([] if edit.vector is None else [f"x a vector of length {edit.vector.norm:.2f}"]),
-                f"after layer {', '.join(map(str, each.layers))}",
+                _place(each.point, each.layers),
             ]
         )
         for each in found
@@ -85,4 +84,10 @@ def place_of(checkpoint: CheckpointInfo) -> str:
     positions = f"positions {checkpoint.first} to {checkpoint.end - 1}"
     if checkpoint.end - checkpoint.first == 1:
         positions = f"position {checkpoint.first}"
-    return f"(paused after layer {checkpoint.layer}, {positions}, pass {checkpoint.in_pass})"
+    place = _place(checkpoint.point, [checkpoint.layer])
+    return f"(paused {place}, {positions}, pass {checkpoint.in_pass})"
+
+
+def _place(point: str, layers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, layers))
+    return f"after layer {shown}" if point == "resid_post" else f"at {point} of layer {shown}"

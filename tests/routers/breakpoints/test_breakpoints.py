@@ -18,7 +18,7 @@ def test_a_breakpoint_is_as_it_was_asked_for(http: httpx.Client, session: str) -
     asked = {"layers": [3, 0], "when": when, "once": True, "timeout_s": 0.5, "on_timeout": "abort"}
     armed = arm(http, session, **asked)
     assert armed.pop("id").startswith("bp_")
-    assert armed == {**asked, "layers": [0, 3], "action": "pause", "edits": []}
+    assert armed == {**asked, "layers": [0, 3], "action": "pause", "edits": [], "point": "resid_post", "heads": []}
     by_default = arm(http, session)
     assert by_default["when"] == {"pass": "any", "position": None, "token_id": None, "every": None}
     assert (by_default["once"], by_default["timeout_s"], by_default["on_timeout"]) == (False, 600, "resume")
@@ -31,8 +31,10 @@ def test_edits_are_shown_without_their_numbers(http: httpx.Client, session: str)
         SCALE,
     ]
     shown = arm(http, session, action="edit", edits=edits)["edits"]
-    assert shown[0] == {**edits[0], "factor": 1, "vector": {"size": HIDDEN, "norm": 5}}
-    assert shown[1] == {"op": "ablate", "factor": None, "vector": None, "positions": "last", "max_norm": None}
+    absent = {"heads": None, "neurons": None, "experts": None, "keep_norm": False, "when": None}
+    vector = {"size": HIDDEN, "norm": 5, "rows": None}
+    assert shown[0] == {**edits[0], **absent, "factor": 1, "vector": vector}
+    assert shown[1] == {**absent, **edits[1], "factor": None, "vector": None, "max_norm": None}
     assert (shown[2]["factor"], shown[2]["positions"]) == (2, "all")
 
 
@@ -56,7 +58,7 @@ def test_a_turn_pauses_where_it_was_asked_to(http: httpx.Client, session: str) -
     turn = generate(http, session)
     assert (turn["status"], turn["finish_reason"], turn["token_ids"], turn["text"]) == ("paused", None, [], "")
     checkpoint = turn["checkpoint"]
-    place = {"layer": 2, "first": 0, "end": 4, "pass": "prefill", "breakpoint": armed["id"]}
+    place = {"layer": 2, "point": "resid_post", "first": 0, "end": 4, "pass": "prefill", "breakpoint": armed["id"]}
     data = {"hidden_size": HIDDEN, "dtype": "float32", "bytes": 4 * HIDDEN * 4, "shape": [4, HIDDEN]}
     assert checkpoint == {**checkpoint, **place, **data}
     assert checkpoint["expires_at"] == pytest.approx(checkpoint["created_at"] + 600, abs=5)
@@ -76,11 +78,23 @@ EDIT: dict[str, Any] = {"layer": 1, "action": "edit"}
 BAD_EDITS: list[tuple[dict[str, Any], str, str]] = [
     ({"op": "scale"}, "factor", "scale needs it"),
     *(({"op": op}, "vector", f"{op} needs it") for op in ("add", "replace", "project_out")),
-    ({**SCALE, "vector": ONES}, "vector", "goes with add, replace, project_out, clamp, not with scale"),
+    ({**SCALE, "vector": ONES}, "vector", "goes with add, replace, project_out, clamp, ablate, not with scale"),
     ({"op": "add", "vector": ONES[1:]}, "vector", f"must have {HIDDEN} numbers, not {HIDDEN - 1}"),
     ({"op": "add", "vector": [*ONES[1:], -1e39]}, "vector.63", "from -3.4028234663852886e+38"),
     ({"op": "project_out", "vector": [0] * HIDDEN}, "vector", "from 1e-18 to 1e+18, not 0.0"),
     ({**SCALE, "positions": [3, 3]}, "positions", "lower than the end"),
+    ({**SCALE, "heads": [0]}, "heads", "resid_post has no heads; q, k, v, q_rot, k_rot, z have"),
+    ({**SCALE, "heads": [0], "neurons": [1]}, "neurons", "goes without heads"),
+    ({**SCALE, "neurons": [2, 2]}, "neurons", "must rise"),
+    ({**SCALE, "keep_norm": True, "max_norm": 1}, "max_norm", "goes without keep_norm"),
+    ({**SCALE, "when": {"along": ONES}}, "when", "above, below or both"),
+    ({**SCALE, "when": {"along": ONES[1:], "above": 0}}, "when.along", f"must have {HIDDEN} numbers"),
+    ({**SCALE, "when": {"along": ONES, "above": 1e39}}, "when.above", "the range of float32"),
+    ({"op": "add", "vector": ONES, "orthogonal_to": [2] * HIDDEN}, "orthogonal_to", "nothing of it is left"),
+    ({"op": "add", "vector": ONES, "orthogonal_to": [0] * HIDDEN}, "orthogonal_to", "it is zero"),
+    ({**SCALE, "orthogonal_to": ONES}, "orthogonal_to", "goes with add, project_out, clamp, not with scale"),
+    ({"op": "replace", "vector": ONES, "from": {"session": "x"}}, "vector", "goes without from"),
+    ({"op": "clamp", "factor": 1, "from": {"session": "x"}}, "from", "goes with add, replace, ablate, not with clamp"),
 ]
 
 
@@ -90,6 +104,15 @@ BAD_EDITS: list[tuple[dict[str, Any], str, str]] = [
         ({"layer": 4}, "layer", "0 to 3"),
         ({"layer": 1, "layers": [2]}, "layer", "exactly one of layer and layers, not both"),
         ({"layer": None, "layers": [0, 2, 0]}, "layers.2", "twice"),
+        ({"layer": None}, "layer", "exactly one of layer and layers, not none"),
+        ({"point": "resid_past"}, "point", "no such point: there are embed, resid_pre, attn_in, q,"),
+        ({"point": "router_logits"}, "point", "no router_logits; its points are embed, resid_pre"),
+        ({"point": "blocks.2.attn.hook_q"}, "layer", "leave it out, for point names one: blocks.2.attn.hook_q"),
+        ({"point": "embed"}, "layer", "embed is a point of the model, and none of a layer"),
+        ({"point": "pattern"}, "point", "cannot take action pause: it is computed from the queries and keys"),
+        ({"point": "q", "heads": [0]}, "heads", "goes with action capture, not with pause"),
+        ({"point": "mlp_post", "action": "capture", "heads": [0]}, "heads", "mlp_post has no heads"),
+        ({"point": "z", "action": "capture", "heads": [99]}, "heads", "head 99 must be from 0 to"),
         ({"when": {"in_pass": "any"}}, "when.in_pass", "unknown field"),
         ({"when": {"position": 1024}}, "when.position", "0 to 1023"),
         ({"action": "capture", "timeout_s": 5}, "timeout_s", "goes with action pause, not with capture"),

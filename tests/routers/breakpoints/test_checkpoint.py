@@ -36,7 +36,7 @@ def test_the_activation_comes_as_safetensors(http: httpx.Client, session: str, t
     (tmp_path / "activation").write_bytes(answer.content)
     with safe_open(tmp_path / "activation", "numpy") as file:
         assert list(file.keys()) == ["activation"]
-        assert file.metadata() == {"layer": "1", "first": "0", "end": "4"}
+        assert file.metadata() == {"layer": "1", "point": "resid_post", "first": "0", "end": "4"}
         activation = file.get_tensor("activation")
     assert (activation.shape, activation.dtype, activation.nbytes) == ((4, HIDDEN), np.float32, checkpoint["bytes"])
     assert np.isfinite(activation).all()
@@ -49,7 +49,14 @@ def test_the_activation_comes_as_json_to_whoever_asks(http: httpx.Client, sessio
     found = http.get(path, params={"positions": "1:3"}, headers={"Accept": "application/json"})
     assert found.headers["content-type"] == "application/json"
     values = found.json()["values"]
-    assert found.json() == {"layer": 1, "first": 1, "end": 3, "dtype": "float32", "values": values}
+    assert found.json() == {
+        "layer": 1,
+        "point": "resid_post",
+        "first": 1,
+        "end": 3,
+        "dtype": "float32",
+        "values": values,
+    }
     assert np.array_equal(np.array(values, np.float32), read(http, session)[1:3])
     for file in ("application/vnd.safetensors", "application/octet-stream"):
         both = http.get(path, headers={"Accept": f"{file}, application/json;q=0.5"})

@@ -1,0 +1,172 @@
+"""The edits of a request with the numbers that they name: of uploaded vectors, and of what sessions keep."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from app.domain.activations import Activation, CheckpointInfo
+from app.domain.breakpoints import ALL, Edit, EditOp, Gate, Part, PartKind, Positions, TensorData, check_bytes
+from app.domain.errors import FieldOutOfRange, NotFound
+from app.domain.points import WHOLE, find_point
+from app.routers.dependencies import Services
+from app.wire.edits import DIRECTION_LENGTHS, EditBody, KeptBody, fits, to_positions
+from app.wire.points import Target, check_part, find_target
+from app.wire.tensors import first_infinite, norm, to_float32, vector_of
+
+MAX_SHARE = 1e-6
+"""Of a vector's length: what is left of one that lies along another is rounding."""
+
+
+def checkpoint_target(services: Services, info: CheckpointInfo) -> Target:
+    """Where a paused turn's checkpoint is."""
+    shape = services.info.points[info.point][info.layer]
+    assert shape is not None
+    return Target(info.point, (info.layer,), (shape,))
+
+
+async def to_edits(
+    bodies: Sequence[EditBody], services: Services, owner: str | None, target: Target
+) -> tuple[Edit, ...]:
+    """The edits at `target` with the numbers of their vectors.
+
+    Raises `NotFound` for a vector or a session that the owner does not have, `FieldOutOfRange` for what does not fit
+    the target, and for what no session keeps.
+    """
+    made = list[Edit]()
+    for index, body in enumerate(bodies):
+        made.append(await _EditMaker(services, owner, target, f"edits.{index}").make(body))
+        check_bytes(made, param=f"edits.{index}")
+    return tuple(made)
+
+
+class _EditMaker:
+    """Makes one edit; `param` is the name of its field."""
+
+    def __init__(self, services: Services, owner: str | None, target: Target, param: str) -> None:
+        self._services, self._owner, self._target, self._param = services, owner, target, param
+
+    async def make(self, body: EditBody) -> Edit:
+        part, positions = self._part(body), to_positions(body.positions)
+        vector: TensorData | None
+        if body.source is not None:
+            vector, positions = await self._kept(body.op, body.source, positions)
+        else:
+            vector = self._vector(body, part)
+        edit = Edit(
+            op=body.op,
+            factor=1.0 if body.factor is None else body.factor,
+            vector=vector,
+            positions=positions,
+            max_norm=body.max_norm,
+            part=part,
+            keep_norm=body.keep_norm,
+            gate=self._gate(body),
+        )
+        if vector is not None and not fits(edit, self._target.shapes[0].width):
+            (shortest, longest), param = DIRECTION_LENGTHS, f"{self._param}.vector"
+            told = (
+                f"{shortest} to {longest}, not {norm(vector)}"
+                if part is None
+                else f"{shortest} to {longest} in its part"
+            )
+            raise FieldOutOfRange(f"{param}: for {body.op} its length must be from {told}", param=param)
+        return edit
+
+    def _part(self, body: EditBody) -> Part | None:
+        if body.part is None:
+            return None
+        kind, chosen = body.part
+        return Part(kind, chosen, check_part(kind, chosen, self._target, param=f"{self._param}.{kind}"))
+
+    def _vector(self, body: EditBody, part: Part | None) -> TensorData | None:
+        if body.vector is None:
+            return None
+        param, width = f"{self._param}.vector", self._target.shape().width
+        vector = self._numbers(body.vector)
+        size = vector.shape[0]
+        wanted = {width}
+        if part is not None:
+            wanted.add(width // part.of if part.kind is PartKind.HEADS else len(part.chosen))
+        if size not in wanted:
+            sizes = " or ".join(str(each) for each in sorted(wanted))
+            raise FieldOutOfRange(f"{param}: it must have {sizes} numbers, not {size}", param=param)
+        return vector if body.orthogonal_to is None else self._orthogonal(vector, self._numbers(body.orthogonal_to))
+
+    def _numbers(self, field: str | list[float]) -> TensorData:
+        return vector_of(
+            to_float32(self._services.vectors.get(self._owner, field)) if isinstance(field, str) else field
+        )
+
+    def _orthogonal(self, vector: TensorData, other: TensorData) -> TensorData:
+        """What is left of the vector without its part along the other, computed in float64."""
+        param = f"{self._param}.orthogonal_to"
+        if other.shape != vector.shape:
+            size, wanted = other.shape[0], vector.shape[0]
+            raise FieldOutOfRange(f"{param}: it must have {wanted} numbers as the vector has, not {size}", param=param)
+        if not norm(other):
+            raise FieldOutOfRange(f"{param}: it is zero, and nothing is along it", param=param)
+        before, unit = to_float32(vector).astype(np.float64), to_float32(other).astype(np.float64) / norm(other)
+        left = before - (before @ unit) * unit
+        if np.linalg.norm(left) <= MAX_SHARE * np.linalg.norm(before):
+            raise FieldOutOfRange(f"{param}: the vector lies along it, and nothing of it is left", param=param)
+        return vector_of(left.astype(np.float32))
+
+    def _gate(self, body: EditBody) -> Gate | None:
+        if body.when is None:
+            return None
+        along, param, width = self._numbers(body.when.along), f"{self._param}.when.along", self._target.shape().width
+        if along.shape[0] != width:
+            raise FieldOutOfRange(f"{param}: it must have {width} numbers, not {along.shape[0]}", param=param)
+        return Gate(along, body.when.above, body.when.below)
+
+    async def _kept(self, op: EditOp, source: KeptBody, positions: Positions) -> tuple[TensorData, Positions]:
+        """What a session keeps, and the positions that it is for."""
+        found, param = await self._read_kept(source), f"{self._param}.from"
+        tensor, width = found.tensor, self._target.shape().width
+        if tensor.shape[1] != width:
+            raise FieldOutOfRange(
+                f"{param}: {self._target.point} has {width} numbers at a position, but what is kept there has "
+                f"{tensor.shape[1]}",
+                param=param,
+            )
+        if (at := first_infinite(tensor)) is not None:
+            raise FieldOutOfRange(f"{param}: position {found.first + at // width} is not finite", param=param)
+        if op is EditOp.ABLATE:
+            return vector_of(to_float32(tensor).astype(np.float64).mean(0).astype(np.float32)), positions
+        rows = found.end - found.first
+        if positions == ALL:
+            return tensor, Positions(found.first, found.end)
+        wanted = 1 if positions.end is None else positions.end - positions.first
+        if rows == 1:
+            return vector_of(to_float32(tensor)[0]), positions
+        if rows != wanted:
+            raise FieldOutOfRange(
+                f"{self._param}.positions: {wanted} cannot be given what {rows} keep, {found.first}:{found.end}: name "
+                "as many, or leave positions out for the same ones",
+                param=f"{self._param}.positions",
+            )
+        return tensor, positions
+
+    async def _read_kept(self, source: KeptBody) -> Activation:
+        services, param = self._services, f"{self._param}.from"
+        name, layers = source.point or self._target.point.value, dict[str, int]()
+        point, own = find_point(name) or (None, None)
+        if source.layer is not None:
+            layers = {f"{param}.layer": source.layer}
+        elif own is None and point not in WHOLE:
+            if len(self._target.layers) > 1:
+                raise FieldOutOfRange(
+                    f"{param}.layer: name one, for the edit is made in several", param=f"{param}.layer"
+                )
+            layers = {f"{param}.layer": self._target.layers[0]}
+        place = find_target(services.info, name, layers, param=f"{param}.point")
+        try:
+            with services.sessions.table.using(source.session, self._owner) as session:
+                kept = await services.sessions.whitebox.read_kept(
+                    session, place.point, place.layers[0], to_positions(source.positions)
+                )
+        except NotFound as error:
+            raise NotFound(error.message, param=f"{param}.session") from error
+        except FieldOutOfRange as error:
+            raise FieldOutOfRange(f"{param}.{error.message}", param=f"{param}.{error.param}") from error
+        return kept
