@@ -56,10 +56,12 @@ from app.routers import (
     sessions,
     system,
     turns,
+    uploads,
 )
 from app.routers.dependencies import Services
 from app.routers.files import FILES_PATH
 from app.routers.sessions import IMPORT_PATH
+from app.routers.uploads import DICTIONARIES_PATH, LENSES_PATH, PROBES_PATH
 from app.services import running
 from app.sessions.adapters import Adapters
 from app.sessions.keeper import SessionKeeper
@@ -68,7 +70,7 @@ from app.sessions.lifecycle import take_notice
 from app.sessions.named import BoundSessions
 from app.sessions.registry import SessionRegistry
 from app.sessions.table import SessionTable
-from app.sessions.whitebox import Vectors
+from app.sessions.uploads import Uploads
 from app.settings import Settings
 from app.settings.values import named_by
 from app.telemetry.metrics import Metrics
@@ -185,6 +187,9 @@ def middleware(
             max_bytes=min(int(settings.max_request_bytes), int(settings.max_bodies_bytes)),
             routes={
                 ("POST", IMPORT_PATH): most_imported,
+                ("POST", DICTIONARIES_PATH): lambda _: 2 * int(settings.max_upload_bytes) + MAX_FORM_BYTES,
+                ("POST", LENSES_PATH): lambda _: int(settings.max_upload_bytes) + MAX_FORM_BYTES,
+                ("POST", PROBES_PATH): lambda _: int(settings.max_upload_bytes) + MAX_FORM_BYTES,
                 ("POST", FILES_PATH): lambda _: int(settings.max_files_bytes) + MAX_FORM_BYTES,
             },
             budget=body_budget(int(settings.max_bodies_bytes)),
@@ -201,7 +206,10 @@ ROUTERS = (
     checkpoint.router,
     breakpoints.maps_router,
     turns.resume_router,
-    breakpoints.vectors_router,
+    uploads.vectors_router,
+    uploads.dictionaries_router,
+    uploads.lenses_router,
+    uploads.probes_router,
     sessions.files_router,
     completions.router,
     embeddings.router,
@@ -350,6 +358,15 @@ def create_app(
     kept = settings.state_dir and settings.state_dir.expanduser() / "files"
     file_store = FileStore(kept, room.beside(kept) if kept else room, int(settings.max_files_bytes))
     metrics.files_bytes.set_function(lambda: file_store.total_bytes)
+    uploaded = settings.state_dir and settings.state_dir.expanduser() / "uploads"
+    kept_uploads = Uploads(
+        journal,
+        executor,
+        uploaded,
+        room.beside(uploaded) if uploaded else room,
+        int(settings.max_upload_bytes),
+        keeper.room,
+    )
     lease = None if journal is None else journal.lease
     bound_sessions = BoundSessions(registry, restored)
     key, folder = settings.cluster_key_file, settings.state_dir
@@ -373,7 +390,7 @@ def create_app(
         responses=responses,
         spool=spool,
         side_work=registry.side_work,
-        vectors=Vectors(journal, keeper.room),
+        uploads=kept_uploads,
         tenancy=tenancy,
         cluster=cluster,
         lease=lease,

@@ -10,7 +10,7 @@ import time
 
 from msgspec import Struct, field
 
-from app.domain.activations import CheckpointInfo, PausedTurn, ResumeCost
+from app.domain.activations import CheckpointInfo, LensAsk, PausedTurn, ResumeCost
 from app.domain.breakpoints import NEXT_BREAKPOINT, Breakpoint, Edit, Intervention, Positions, TensorData, Until
 from app.domain.errors import DjinnError
 from app.domain.memory_map import SessionMemory
@@ -289,12 +289,12 @@ class OpenMap(OfSession, frozen=True):
 
 class MapLens(OfSession, frozen=True):
     """Apply the final norm and the head to residual streams `[first, end)` of the session's map, counted through its
-    layers. Answered by `Done(LensRows)`; `WrongState` if none is open.
+    layers. Answered by `Done(LensRows)`; `WrongState` if none is open, `NotFound` if the lens is not loaded.
     """
 
     first: int
     end: int
-    top_k: int
+    ask: LensAsk
 
 
 class CloseMap(OfSession, frozen=True):
@@ -309,6 +309,21 @@ class ReadNorms(OfSession, frozen=True):
     positions: Positions
     layers: tuple[int, ...] | None
     vector: TensorData | None
+
+
+class ReadFeatures(OfSession, frozen=True):
+    """Apply a loaded dictionary to what is kept now of a point of `layer`: of each the `top_k` most active features,
+    and the activations of those that are `chosen`. Answered by `Done(FeatureRows)`; fails as `OpenMap` does, and as
+    `NotFound` if the dictionary is not loaded.
+    """
+
+    positions: Positions
+    layer: int
+    point: Point
+    digest: str
+    k: int | None
+    top_k: int
+    chosen: tuple[int, ...] = ()
 
 
 class ReadPaused(OfSession, frozen=True):
@@ -383,6 +398,21 @@ class UnloadAdapter(Ticketed, frozen=True):
     digest: str
 
 
+class LoadUpload(Ticketed, frozen=True):
+    """Load the tensors of an upload, which the server has written to `path`. Answered by `Done(None)`; fails as
+    `NotFound`, `UploadsFull`.
+    """
+
+    path: str
+    digest: str
+
+
+class DropUpload(Ticketed, frozen=True):
+    """Forget the upload with that digest. Answered by `Done(None)`, also if there is none."""
+
+    digest: str
+
+
 class Inspect(Ticketed, frozen=True):
     """Ask for the memory map. Answered by `Done(MemoryMap)`."""
 
@@ -404,9 +434,11 @@ class KeepKV(Ticketed, frozen=True):
     within_s: float
 
 
-ServerCommand = Restored | Inspect | FreeDisk | KeepKV | LoadAdapter | UnloadAdapter
+ServerCommand = Restored | Inspect | FreeDisk | KeepKV | LoadAdapter | UnloadAdapter | LoadUpload | DropUpload
 SessionCommand = Open | Fork | Rewind | Close | SetPhase | FreeHost | Export | Import | SendKV | ReceiveKV | PublishKV
-BreakpointCommand = Arm | Disarm | ReadCaptures | ReadKept | ClearCaptures | PoolCaptures | ReadNorms | Reinstate
+BreakpointCommand = (
+    Arm | Disarm | ReadCaptures | ReadKept | ClearCaptures | PoolCaptures | ReadNorms | ReadFeatures | Reinstate
+)
 MapCommand = OpenMap | MapLens | CloseMap
 CheckpointCommand = ReadCheckpoint | EditCheckpoint | WriteCheckpoint | Lens | ReadPaused
 PromptCommand = ReceivePrompt | ComputePrompt | SendPrompt
@@ -440,6 +472,17 @@ class PromptScored(Ticketed, frozen=True):
     """
 
     logprobs: tuple[TokenLogprobs, ...]
+
+
+class Probed(Ticketed, frozen=True):
+    """What the probe of that name has found at `positions` of the history, before the next token: a value for each.
+    `halts`: it is more than it may be, and the turn stops or pauses.
+    """
+
+    probe: str
+    positions: tuple[int, ...]
+    values: tuple[float, ...]
+    halts: bool
 
 
 class Token(Ticketed, frozen=True):
@@ -532,7 +575,7 @@ class GoesOn(Struct, frozen=True):
     """The engine that had stalled makes progress again."""
 
 
-TurnEvent = Started | PromptScored | Token | Paused | TurnFinished | Failed
+TurnEvent = Started | PromptScored | Probed | Token | Paused | TurnFinished | Failed
 Notice = Placed | Spent | Lacking
 """Events that answer no command."""
 Event = TurnEvent | Done | Notice

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
 from app.cluster.membership import Membership
+from app.domain.errors import EngineRestarting
 from app.engine_process.executor import EngineExecutor
 from app.journal.journal import Journal
 from app.machine.budget import DiskRoom
@@ -52,10 +53,13 @@ async def running(
                 ends.push_async_callback(_end_in_order, cluster.membership, journal)
             journal.start()
             ends.push_async_callback(asyncio.to_thread, journal.close)
-        executor.on_back(partial(take_up, registry))
+        executor.on_back(partial(take_up, registry, services.uploads))
         executor.on_stall(partial(end_turns, registry), registry.turns.deadly.clear)
         executor.start()
         ends.push_async_callback(executor.stop)
+        with suppress(EngineRestarting):  # the next engine loads them
+            await services.uploads.load_all()
+        ends.callback(services.uploads.close)
         await restore(registry, restored)
         if cluster is not None:
             await ends.enter_async_context(cluster.running(services.require_ready))

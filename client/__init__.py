@@ -2,22 +2,32 @@
 
 from client._async.breakpoints import AsyncBreakpoint, AsyncCheckpoint
 from client._async.client import AsyncDjinn, AsyncSessions
+from client._async.dictionaries import AsyncDictionaries
+from client._async.lenses import AsyncLenses
+from client._async.probes import AsyncProbes
 from client._async.session import AsyncSession
 from client._async.turn import AsyncTurnStream
 from client._async.vectors import AsyncVectors
 from client._sync.breakpoints import Breakpoint, Checkpoint
 from client._sync.client import Djinn, Sessions
+from client._sync.dictionaries import Dictionaries
+from client._sync.lenses import Lenses
+from client._sync.probes import Probes
 from client._sync.session import Session
 from client._sync.turn import TurnStream
 from client._sync.vectors import Vectors
 from client.breakpoint_models import (
     BreakpointInfo,
     CheckpointInfo,
+    DictionaryInfo,
+    Features,
     Lens,
+    LensInfo,
     LensMap,
     LensMapLayer,
     Norms,
     PointInfo,
+    ProbeInfo,
     VectorInfo,
 )
 from client.captures import Capture, Captures
@@ -52,6 +62,7 @@ from client.models import (
     Model,
     Move,
     PhaseChange,
+    ProbeReading,
     SessionInfo,
     TokenEvent,
     Turn,
@@ -63,7 +74,10 @@ __all__ = [
     "APIError",
     "AsyncBreakpoint",
     "AsyncCheckpoint",
+    "AsyncDictionaries",
     "AsyncDjinn",
+    "AsyncLenses",
+    "AsyncProbes",
     "AsyncSession",
     "AsyncSessions",
     "AsyncTurnStream",
@@ -79,17 +93,22 @@ __all__ = [
     "ConnectionFailed",
     "ConnectionLost",
     "DefaultSampling",
+    "Dictionaries",
+    "DictionaryInfo",
     "Djinn",
     "DjinnError",
     "Event",
+    "Features",
     "Forbidden",
     "Health",
     "History",
     "InvalidAnswer",
     "InvalidRequest",
     "Lens",
+    "LensInfo",
     "LensMap",
     "LensMapLayer",
+    "Lenses",
     "MemoryEstimate",
     "MemoryMap",
     "Misdirected",
@@ -99,6 +118,9 @@ __all__ = [
     "NotFound",
     "PhaseChange",
     "PointInfo",
+    "ProbeInfo",
+    "ProbeReading",
+    "Probes",
     "RateLimited",
     "ServerError",
     "Session",

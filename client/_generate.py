@@ -17,7 +17,20 @@ SYNC = ASYNC.with_name("_sync")
 COMMAND = "python client/_generate.py"
 HEADER = f"# Generated from client/_async by `{COMMAND}`: make changes there.\n"
 
-CLASSES = ("Breakpoint", "Checkpoint", "Client", "Djinn", "Session", "Sessions", "Transport", "TurnStream", "Vectors")
+CLASSES = (
+    "Breakpoint",
+    "Checkpoint",
+    "Client",
+    "Dictionaries",
+    "Djinn",
+    "Lenses",
+    "Probes",
+    "Session",
+    "Sessions",
+    "Transport",
+    "TurnStream",
+    "Vectors",
+)
 NAMES = {
     **{f"Async{name}": name for name in CLASSES},
     "_async": "_sync",

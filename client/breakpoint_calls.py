@@ -7,12 +7,17 @@ from client.answer import Listing
 from client.breakpoint_models import (
     BreakpointInfo,
     CheckpointInfo,
+    DictionaryInfo,
     Dtype,
+    Features,
     Lens,
+    LensInfo,
+    LensKind,
     LensMap,
     Norms,
     PointInfo,
     Positions,
+    ProbeInfo,
     VectorInfo,
 )
 from client.calls import Call, nothing, path_part, session_path
@@ -74,9 +79,21 @@ def read_lens(session: str, top_k: int, positions: Positions) -> Call[Lens]:
     return Call("GET", path, Lens.model_validate_json, params={"top_k": top_k, "positions": _text(positions)})
 
 
-def read_lens_map(session: str, positions: Positions, layers: Sequence[int] | None, top_k: int) -> Call[LensMap]:
+def read_lens_map(
+    session: str,
+    positions: Positions,
+    layers: Sequence[int] | None,
+    top_k: int,
+    lens: str | None,
+    tokens: Sequence[int] | None,
+    *,
+    measures: bool,
+) -> Call[LensMap]:
     """`GET /v1/sessions/{id}/lens`."""
     params = _map_params(positions, layers) | {"top_k": top_k}
+    params |= {} if lens is None else {"lens": lens}
+    params |= {"tokens": ",".join(map(str, tokens))} if tokens else {}
+    params |= {"measures": "true"} if measures else {}
     return Call("GET", session_path(session, "lens"), LensMap.model_validate_json, params=params)
 
 
@@ -130,6 +147,83 @@ def get_vector(name: str) -> Call[FloatArray]:
 def delete_vector(name: str) -> Call[None]:
     """`DELETE /v1/vectors/{name}`."""
     return Call("DELETE", f"/v1/vectors/{path_part(name)}", nothing)
+
+
+def put_dictionary(name: str, config: bytes | None, fields: Mapping[str, str | int | None]) -> Call[DictionaryInfo]:
+    """`POST /v1/dictionaries`; the weights come as a file."""
+    form: dict[str, str | bytes] = {"name": name}
+    form |= {field: str(value) for field, value in fields.items() if value is not None}
+    if config is not None:
+        form["cfg"] = config
+    return Call("POST", "/v1/dictionaries", DictionaryInfo.model_validate_json, form=form)
+
+
+def list_dictionaries() -> Call[tuple[DictionaryInfo, ...]]:
+    """`GET /v1/dictionaries`."""
+    return Call("GET", "/v1/dictionaries", lambda body: Listing[DictionaryInfo].model_validate_json(body).data)
+
+
+def get_dictionary(name: str) -> Call[DictionaryInfo]:
+    """`GET /v1/dictionaries/{name}`."""
+    return Call("GET", f"/v1/dictionaries/{path_part(name)}", DictionaryInfo.model_validate_json)
+
+
+def delete_dictionary(name: str) -> Call[None]:
+    """`DELETE /v1/dictionaries/{name}`."""
+    return Call("DELETE", f"/v1/dictionaries/{path_part(name)}", nothing)
+
+
+def put_lens(name: str, kind: LensKind) -> Call[LensInfo]:
+    """`POST /v1/lenses`; the weights come as a file."""
+    return Call("POST", "/v1/lenses", LensInfo.model_validate_json, form={"name": name, "kind": kind})
+
+
+def list_lenses() -> Call[tuple[LensInfo, ...]]:
+    """`GET /v1/lenses`."""
+    return Call("GET", "/v1/lenses", lambda body: Listing[LensInfo].model_validate_json(body).data)
+
+
+def get_lens(name: str) -> Call[LensInfo]:
+    """`GET /v1/lenses/{name}`."""
+    return Call("GET", f"/v1/lenses/{path_part(name)}", LensInfo.model_validate_json)
+
+
+def delete_lens(name: str) -> Call[None]:
+    """`DELETE /v1/lenses/{name}`."""
+    return Call("DELETE", f"/v1/lenses/{path_part(name)}", nothing)
+
+
+def put_probe(name: str, layer: int, point: str | None, output: str | None) -> Call[ProbeInfo]:
+    """`POST /v1/probes`; the weights come as a file."""
+    given = {} if point is None else {"point": point}
+    given |= {} if output is None else {"output": output}
+    form = {"name": name, "layer": str(layer), **given}
+    return Call("POST", "/v1/probes", ProbeInfo.model_validate_json, form=form)
+
+
+def list_probes() -> Call[tuple[ProbeInfo, ...]]:
+    """`GET /v1/probes`."""
+    return Call("GET", "/v1/probes", lambda body: Listing[ProbeInfo].model_validate_json(body).data)
+
+
+def get_probe(name: str) -> Call[ProbeInfo]:
+    """`GET /v1/probes/{name}`."""
+    return Call("GET", f"/v1/probes/{path_part(name)}", ProbeInfo.model_validate_json)
+
+
+def delete_probe(name: str) -> Call[None]:
+    """`DELETE /v1/probes/{name}`."""
+    return Call("DELETE", f"/v1/probes/{path_part(name)}", nothing)
+
+
+def read_features(
+    session: str, dictionary: str, positions: Positions, top_k: int, features: Sequence[int] | None
+) -> Call[Features]:
+    """`GET /v1/sessions/{id}/features`."""
+    params: dict[str, str | int] = {"dictionary": dictionary, "positions": _text(positions), "top_k": top_k}
+    if features is not None:
+        params["features"] = ",".join(map(str, features))
+    return Call("GET", session_path(session, "features"), Features.model_validate_json, params=params)
 
 
 def _only(body: bytes, name: str | None = None) -> FloatArray:

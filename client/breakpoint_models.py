@@ -7,9 +7,10 @@ from pydantic import Field
 from client.answer import Answer
 
 Pass = Literal["prefill", "decode", "any"]
-Action = Literal["pause", "capture", "edit"]
+Action = Literal["pause", "capture", "edit", "probe"]
 Op = Literal["scale", "add", "replace", "project_out", "clamp", "ablate"]
 OnTimeout = Literal["resume", "abort"]
+LensKind = Literal["tuned", "jacobian"]
 Dtype = Literal["float32", "float16", "bfloat16"]
 Positions = Literal["all", "last"] | tuple[int, int]
 """Positions of a session's history: all of a pass, the last of its context, or from the first to before the second."""
@@ -122,11 +123,19 @@ class Lens(Answer):
 
 
 class LensMapLayer(Answer):
-    """The lens after one layer, with a tuple for each position, best first: empty where nothing is kept."""
+    """The lens after one layer, with a tuple for each position, best first: empty where nothing is kept.
+
+    `ranks` and `chosen_logprobs` are of the tokens that were named. `entropies`, and `divergences` from what the model
+    says at last, are there if they were asked for, in nats.
+    """
 
     layer: int
     token_ids: tuple[tuple[int, ...], ...]
     logprobs: tuple[tuple[float | None, ...], ...]
+    ranks: tuple[tuple[int, ...], ...] = ()
+    chosen_logprobs: tuple[tuple[float | None, ...], ...] = ()
+    entropies: tuple[float | None, ...] = ()
+    divergences: tuple[float | None, ...] = ()
 
 
 class LensMap(Answer):
@@ -185,3 +194,71 @@ class VectorInfo(Answer):
     size: int
     dtype: Dtype
     norm: float
+
+
+class DictionaryInfo(Answer):
+    """A dictionary of `features` features on the server, which are read at `point` of `layer`. `url` is where
+    Neuronpedia shows one of them, with `{feature}` in the place of its index; None: it is not known there.
+    """
+
+    name: str
+    architecture: str
+    layer: int
+    point: str
+    writes: str
+    width: int
+    features: int
+    k: int | None
+    bytes: int
+    loaded: bool
+    url: str | None
+
+
+class FeatureActivation(Answer):
+    """How active a feature is."""
+
+    index: int
+    activation: float
+
+
+class FeaturesPosition(Answer):
+    """The features at a position where `token_id` stands: the most active, most first, and those asked for."""
+
+    position: int
+    token_id: int
+    text: str
+    top: tuple[FeatureActivation, ...]
+    chosen: tuple[FeatureActivation, ...]
+
+
+class Features(Answer):
+    """What a dictionary makes of a session, for each of the `positions` that the server keeps of those asked for."""
+
+    dictionary: str
+    layer: int
+    point: str
+    kept_first: int
+    kept_end: int
+    positions: tuple[FeaturesPosition, ...]
+    url: str | None
+
+
+class LensInfo(Answer):
+    """A lens on the server, with matrices for the streams after `layers`."""
+
+    name: str
+    kind: LensKind
+    layers: tuple[int, ...]
+    bytes: int
+    loaded: bool
+
+
+class ProbeInfo(Answer):
+    """A probe on the server, of `point` of `layer`, with so many `hidden` neurons: 0 if it is linear."""
+
+    name: str
+    layer: int
+    point: str
+    width: int
+    hidden: int
+    output: str

@@ -49,8 +49,9 @@ Seconds = float | Literal[Unset.UNSET] | None
 class Call(Generic[T]):
     """One request, and `parse`, which reads the body of its answer and raises `ValueError` if it cannot.
 
-    `json` is its body, or `tensor`, a safetensors file. `undo` makes, of the answer, the call that takes back what this
-    one did: an asyncio caller may be cancelled while it waits, and no other caller would know of it. A call that
+    `json` is its body, or `tensor`, a safetensors file, or `form`, fields and small files of a form to which an
+    uploaded file is added as `weights`. `undo` makes, of the answer, the call that takes back what this one did: an
+    asyncio caller may be cancelled while it waits, and no other caller would know of it. A call that
     `comes_to_its_end` does so even then. One that `is_keyed` opens a session or starts a turn: the server does that
     once for each key. `abandon` cancels what it has begun when the caller stops waiting.
     """
@@ -62,6 +63,7 @@ class Call(Generic[T]):
     headers: Mapping[str, str] = field(default_factory=dict)
     json: Mapping[str, Any] | None = None
     tensor: bytes | None = None
+    form: Mapping[str, str | bytes] | None = None
     undo: Callable[[T], Call[None]] | None = None
     comes_to_its_end: bool = False
     is_keyed: bool = False

@@ -168,7 +168,7 @@ def to_request(
     key: str | None = None,
     file: tuple[BinaryIO | AsyncIterable[bytes], int] | None = None,
 ) -> httpx.Request:
-    """The HTTP request of a call, with its `Idempotency-Key` or with a session file of so many bytes as its body.
+    """The HTTP request of a call, with its `Idempotency-Key`, or with a file of so many bytes as its body or in a form.
 
     Raises `InvalidRequest`, and `ValueError` for a timeout that is not above 0.
     """
@@ -180,7 +180,11 @@ def to_request(
         headers["Idempotency-Key"] = key
     if call.tensor is not None:
         headers["Content-Type"], body = OCTET_STREAM, {"content": call.tensor}
-    if file is not None:
+    if file is not None and call.form is not None:
+        small = {name: (name, each) for name, each in call.form.items() if isinstance(each, bytes)}
+        fields = {name: each for name, each in call.form.items() if name not in small}
+        body = {"data": fields, "files": {**small, "weights": ("weights", file[0])}}
+    elif file is not None:
         body = {"content": file[0]}
         headers |= {"Content-Type": OCTET_STREAM, "Content-Length": str(file[1])}
     limits = _limits(connection.timeout if timeout is UNSET else timeout)

@@ -100,6 +100,13 @@ def pause_body(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"action": "pause", **_place(options)}
 
 
+def probe_body(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A breakpoint that reads a probe, as it is sent."""
+    probe = {name: options[name] for name in ("name", "above", "then") if name in options}
+    place = {name: value for name, value in options.items() if name not in probe}
+    return {"action": "probe", "probe": probe, **_place(place)}
+
+
 def capture_body(options: Mapping[str, Any]) -> dict[str, Any]:
     """A breakpoint that records, as it is sent."""
     return {"action": "capture", **_place(options)}

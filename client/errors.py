@@ -158,6 +158,7 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "bad_export": Unprocessable,
     "bad_adapter": Unprocessable,
     "adapters_full": Unprocessable,
+    "uploads_full": Unprocessable,
     "idempotency_key_reused": Unprocessable,
     "deadly_turn": Unprocessable,
     "grammar_too_complex": Unprocessable,

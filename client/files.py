@@ -26,3 +26,10 @@ async def read_chunks(file: BinaryIO) -> AsyncIterator[bytes]:
     """The rest of the file, read on another thread."""
     while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
         yield chunk
+
+
+def dictionary_files(path: Path) -> tuple[bytes | None, Path]:
+    """The `cfg.json` and the weights of a folder that SAELens has written; of a file only that. Raises `OSError`."""
+    if not path.is_dir():
+        return None, path
+    return (path / "cfg.json").read_bytes(), path / "sae_weights.safetensors"

@@ -9,7 +9,7 @@ SessionState = Literal["idle", "queued", "running", "paused", "closed"]
 Phase = Literal["compute", "io_wait", "ready", "idle"]
 Residency = Literal["best_effort", "guaranteed"]
 Tier = Literal["device", "to_host", "host", "to_disk", "disk", "to_device"]
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "cancelled", "probe"]
 
 
 class Usage(Answer):
@@ -50,6 +50,15 @@ class TokenEvent(Answer):
     logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
+class ProbeReading(Answer):
+    """What a probe has found at `positions` of the history: a value for each. `halts`: the turn stops or pauses."""
+
+    probe: str
+    positions: tuple[int, ...]
+    values: tuple[float | None, ...]
+    halts: bool
+
+
 class Turn(Answer):
     """A turn that is over or paused: everything it has generated, why it ended, and what it has cost.
 
@@ -62,6 +71,7 @@ class Turn(Answer):
     finish_reason: FinishReason | None
     usage: Usage
     checkpoint: CheckpointInfo | None
+    probes: tuple[ProbeReading, ...] | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
 
 

@@ -103,7 +103,7 @@ class Transport(_Shared):
                 file.write(chunk)
 
     def upload(self, call: Call[T], path: Path, timeout: Seconds = UNSET) -> T:
-        """What the call, with the file `path` as its body, asks for. Raises also `OSError`."""
+        """What the call, with the file `path` as its body or in its form, asks for. Raises also `OSError`."""
         with path.open("rb") as file:
             body = file, os.fstat(file.fileno()).st_size
             response = self._answer(to_request(self._http, self._connection, call, timeout, file=body))
@@ -185,12 +185,12 @@ class AsyncTransport(_Shared):
                     await asyncio.to_thread(file.write, chunk)
 
     async def upload(self, call: Call[T], path: Path, timeout: Seconds = UNSET) -> T:
-        """What the call, with the file `path` as its body, asks for. Raises also `OSError`."""
+        """What the call, with the file `path` as its body or in its form, asks for. Raises also `OSError`."""
         return await self._settled(call, self._upload(call, path, timeout))
 
     async def _upload(self, call: Call[T], path: Path, timeout: Seconds) -> T:
         with await asyncio.to_thread(path.open, "rb") as file:
-            body = read_chunks(file), os.fstat(file.fileno()).st_size
+            body = file if call.form is not None else read_chunks(file), os.fstat(file.fileno()).st_size
             response = await self._answer(to_request(self._http, self._connection, call, timeout, file=body))
         return read_answer(call, response)
 

@@ -178,6 +178,8 @@ class MessageWriter:
         """A call that the end of the answer may have cut off is not to be made."""
         if finished.reason is FinishReason.LENGTH:
             return "max_tokens"
+        if finished.reason is FinishReason.PROBE:
+            return "refusal"
         if self._answer.stop is not None:
             return "stop_sequence"
         return "tool_use" if self._answer.calls else "end_turn"
@@ -203,7 +205,7 @@ async def collect(items: Items, writer: MessageWriter) -> bytes:
     return to_json(whole, inf_nan_mode="null")
 
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
 TextAnswer = shape("TextAnswer", "What the model says.", {"type": fixed("text"), "text": str})
 ToolUseAnswer = shape(
     "ToolUseAnswer",

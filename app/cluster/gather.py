@@ -21,7 +21,7 @@ from starlette.types import Scope, Send
 from app.cluster.fleet import Fleet, Replica
 from app.cluster.hop import Answer, Body, Hops, target_bytes
 from app.cluster.owners import Owners
-from app.cluster.targets import EVENTS, MEMORY, MODELS, VECTORS
+from app.cluster.targets import EVENTS, MEMORY, MODELS, UPLOADS
 from app.domain.errors import ReplicaAway, ReplicaLost
 from app.domain.homes import REPLICA_NAME
 from app.web.sse import EventStream, sse_event
@@ -60,8 +60,8 @@ class Gathered:
                 answer = await self._made(scope, merged_models)
             case path if path == MEMORY:
                 answer = await self._made(scope, merged_memory)
-            case path if path == VECTORS:
-                answer = await self._made(scope, merged_vectors)
+            case path if path in UPLOADS:
+                answer = await self._made(scope, merged_uploads)
             case _:
                 limit = _limit(scope["query_string"])
                 answer = await self._made(scope, lambda pages: merged_page(pages, limit))
@@ -359,9 +359,9 @@ def merged_models(pages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**pages[0], **last, "data": list(models.values())}
 
 
-def merged_vectors(lists: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Every vector once, by name."""
-    found = {vector["name"]: vector for each in lists for vector in each["data"]}
+def merged_uploads(lists: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Every vector, dictionary or lens once, by name."""
+    found = {upload["name"]: upload for each in lists for upload in each["data"]}
     return {**lists[0], "data": [found[name] for name in sorted(found)]}
 
 

@@ -13,7 +13,9 @@ SESSIONS = "/v1/sessions"
 RESPONSES = "/v1/responses"
 COMPACT = f"{RESPONSES}/compact"
 CONVERSATIONS = "/v1/conversations"
-EVENTS, MODELS, MEMORY, VECTORS = "/v1/events", "/v1/models", "/v1/memory", "/v1/vectors"
+EVENTS, MODELS, MEMORY = "/v1/events", "/v1/models", "/v1/memory"
+UPLOADS = ("/v1/vectors", "/v1/dictionaries", "/v1/lenses", "/v1/probes")
+"""What all sessions may name."""
 
 
 class About(enum.Enum):
@@ -54,7 +56,7 @@ class Target:
 CALLS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
 TURNS = ("/generate", "/resume")
 """What paths of sessions end with that ask for a turn."""
-GATHERED = frozenset({SESSIONS, MODELS, MEMORY, EVENTS, VECTORS})
+GATHERED = frozenset({SESSIONS, MODELS, MEMORY, EVENTS, *UPLOADS})
 PATHS_WITH_IDS = ((SESSIONS, About.SESSION), (RESPONSES, About.RESPONSE), (CONVERSATIONS, About.RESPONSE))
 
 
@@ -69,7 +71,7 @@ def target_of(method: str, path: str) -> Target:
             return Target(About.CALL)
         if path in (RESPONSES, COMPACT):
             return Target(About.CREATE_RESPONSE)
-    if path.startswith(VECTORS) and method not in ("GET", "HEAD", "OPTIONS"):
+    if path.startswith(UPLOADS) and method not in ("GET", "HEAD", "OPTIONS"):
         return Target(About.EVERY)
     if path.startswith(("/v1/files", "/v1/batches")):
         return Target(About.FILES)

@@ -114,13 +114,44 @@ class LensRows:
     """What the model would say of some residual streams if its last layers were left out: for each, token ids with
     natural-log probabilities, best first. `seconds` of the engine's thread went into it.
 
-    Those of a checkpoint are at the positions from `first` on, where `token_ids` stand.
+    Those of a checkpoint are at the positions from `first` on, where `token_ids` stand. For each stream, `chosen` has
+    the rank (from 0) and the log-probability of each token that was chosen, and `measures`, if they were asked for, the
+    entropy, and the divergence to it (Kullback-Leibler) of what the model says at last: NaN if that is not kept. Both
+    are in nats.
     """
 
     rows: tuple[tuple[tuple[int, float], ...], ...]
     seconds: float
     first: int = 0
     token_ids: tuple[int, ...] = ()
+    chosen: tuple[tuple[tuple[int, float], ...], ...] = ()
+    measures: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LensAsk:
+    """What a lens is to tell of each residual stream: the `top_k` likeliest tokens, those that are `chosen`, and with
+    `measures` the entropy and the divergence. `lens` is the digest of uploaded matrices, empty: there are none; with
+    `adds`, what they make of the stream is added to it.
+    """
+
+    top_k: int
+    lens: str = ""
+    adds: bool = False
+    chosen: tuple[int, ...] = ()
+    measures: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureRows:
+    """What a dictionary makes of each residual stream of `map`, which has one layer: features that are active, most
+    first, with their activations, and the activations of `chosen` ones. `seconds` of the engine's thread went into it.
+    """
+
+    map: ActivationMap
+    rows: tuple[tuple[tuple[int, float], ...], ...]
+    chosen: tuple[tuple[float, ...], ...]
+    seconds: float
 
 
 MAX_CAPTURE_BYTES = 64 << 20

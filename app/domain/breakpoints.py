@@ -34,6 +34,8 @@ class Action(StrEnum):
     """What stands at the point is recorded, and the pass goes on."""
     EDIT = "edit"
     """The edits are applied, and the pass goes on."""
+    PROBE = "probe"
+    """A probe is read at each position. The pass goes on, unless what it finds stops or pauses the turn."""
 
 
 class OnTimeout(StrEnum):
@@ -119,6 +121,18 @@ class Gate:
     below: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """How a feature's activation follows from `z`, the product of `h` with its encoder: `relu(scale * z + bias)` where
+    `z + gate > threshold`, else 0. All are numbers of float32.
+    """
+
+    scale: float
+    bias: float
+    gate: float
+    threshold: float
+
+
 class _Digested:
     """Keeps what `Edit.digest` has made, beside the fields: it is no part of the value."""
 
@@ -137,6 +151,10 @@ class Edit(_Digested):
     With a `part` of heads, `h` is one head after the other, and the edit is made for each; with one of neurons or
     experts, `h` is these. `keep_norm` brings what comes out to the length of `h` (L2); zeros stay zeros. The change is
     shortened to the length `max_norm` where it is longer. Only where `gate` holds is anything changed.
+
+    With a `feature`, `vector` is `[2 * width]`, its encoder and its decoder. Its activation is scaled, clamped to
+    `factor` or ablated: `h` changes by the decoder times what the activation changes by. So what the dictionary does
+    not reconstruct stays.
     """
 
     op: EditOp
@@ -147,11 +165,12 @@ class Edit(_Digested):
     part: Part | None = None
     keep_norm: bool = False
     gate: Gate | None = None
+    feature: Feature | None = None
 
     @property
     def is_elementwise(self) -> bool:
         """Whether each number of the result depends on one number of `h`: no sum is taken over a position."""
-        sums = self.max_norm is not None or self.keep_norm or self.gate is not None
+        sums = self.max_norm is not None or self.keep_norm or self.gate is not None or self.feature is not None
         return not sums and self.op not in (EditOp.PROJECT_OUT, EditOp.CLAMP)
 
     @property
@@ -201,7 +220,9 @@ class Edit(_Digested):
         """What most edits do not have: their digests are those of KV that disks have kept since before there was it."""
         part = self.part and (self.part.kind.value, self.part.chosen, self.part.of)
         gate = self.gate and (self.gate.above, self.gate.below, self.vector is None)
-        return part, self.keep_norm, gate
+        feature = self.feature
+        rule = feature and (feature.scale, feature.bias, feature.gate, feature.threshold)
+        return (part, self.keep_norm, gate) if rule is None else (part, self.keep_norm, gate, rule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +236,29 @@ class When:
     position: int | None = None
     token_id: int | None = None
     every: int | None = None
+
+
+class Then(StrEnum):
+    """What becomes of a turn when its probe finds more than it may."""
+
+    STOP = "stop"
+    """It ends before another token is chosen."""
+    PAUSE = "pause"
+    """It pauses where the probe is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What is read: `weights`, float32, are those of a `StoredProbe`. With `then`, a value over `above` ends or pauses
+    the turn.
+    """
+
+    name: str
+    weights: TensorData
+    hidden: int
+    sigmoid: bool
+    above: float | None = None
+    then: Then | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +280,19 @@ class Breakpoint:
     point: Point = Point.RESID_POST
     heads: tuple[int, ...] = ()
     """Which are captured, rising; empty: all that the point has."""
+    probe: Probe | None = None
+    """That of the action `probe`."""
+
+    @property
+    def may_pause(self) -> bool:
+        """Whether it may pause a turn."""
+        return self.action is Action.PAUSE or (self.probe is not None and self.probe.then is Then.PAUSE)
+
+    @property
+    def tensors(self) -> list[TensorData]:
+        """All that it keeps."""
+        own = [] if self.probe is None else [self.probe.weights]
+        return [*own, *(tensor for edit in self.edits for tensor in edit.tensors)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,11 +393,11 @@ def check_work(armed: Iterable[Breakpoint], more: Breakpoint) -> None:
         )
 
 
-def check_bytes(edits: Iterable[Edit], *, param: str) -> None:
+def check_bytes(armed: Iterable[Edit | Breakpoint], *, param: str) -> None:
     """Raise `FieldOutOfRange` for `param` if the vectors of what one session has armed are too many: what is copied
     from other sessions can be large.
     """
-    count = sum({id(each.data): len(each.data) for edit in edits for each in edit.tensors}.values())
+    count = sum({id(each.data): len(each.data) for one in armed for each in one.tensors}.values())
     if count > MAX_INTERVENTION_BYTES:
         raise FieldOutOfRange(
             f"{param}: the vectors of the session's breakpoints would have {count} bytes with it; the number must be "
@@ -390,7 +447,10 @@ T = TypeVar("T", Breakpoint, Intervention, Edit)
 def swapped(value: T, swap: Swap) -> T:
     """The same with other data in the vectors of its edits."""
     if isinstance(value, Breakpoint):
-        return replace(value, edits=tuple(swapped(edit, swap) for edit in value.edits))
+        probe = value.probe
+        if probe is not None:
+            probe = replace(probe, weights=replace(probe.weights, data=swap(probe.weights.data)))
+        return replace(value, edits=tuple(swapped(edit, swap) for edit in value.edits), probe=probe)
     if isinstance(value, Intervention):
         edit = swapped(value.edit, swap)
         # A row of the journal refers to one tensor: the gate keeps its data.

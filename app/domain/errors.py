@@ -213,6 +213,10 @@ class AdaptersFull(FieldOutOfRange, code="adapters_full"):
     """The LoRA adapters take as much memory as they may."""
 
 
+class UploadsFull(FieldOutOfRange, code="uploads_full"):
+    """The dictionaries, lenses and probes take as much memory as they may."""
+
+
 class AdapterMissing(WrongState, code="adapter_not_loaded"):
     """The LoRA adapter that the session's history is computed with is not loaded. The session stays as it is."""
 

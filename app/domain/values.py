@@ -125,6 +125,8 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
+    PROBE = "probe"
+    """A probe found more than it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +311,7 @@ class Quotas(Protocol):
 @dataclass(frozen=True, slots=True)
 class JournalState:
     """`failure` is why the journal cannot be written, None if it can be; `is_full`: because there is no room for it.
-    `waiting` counts sessions, vectors and responses with changes that are not in it yet. `epoch` is that of the lease
+    `waiting` counts sessions, uploads and responses with changes that are not in it yet. `epoch` is that of the lease
     of the folder, None without one; `is_fenced`: the lease is not held.
     """
 

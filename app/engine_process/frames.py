@@ -19,10 +19,11 @@ from app.domain.activations import (
     ActivationMap,
     ActivationNorms,
     Captures,
+    FeatureRows,
     LensRows,
     PausedTurn,
 )
-from app.domain.breakpoints import ALL, Edit, EditOp, Gate, Intervention, Part, Positions, TensorData
+from app.domain.breakpoints import ALL, Edit, EditOp, Feature, Gate, Intervention, Part, Positions, TensorData
 from app.domain.errors import DjinnError, EngineError
 from app.domain.memory_map import MemoryMap
 from app.domain.points import Point
@@ -160,7 +161,9 @@ T = TypeVar("T")
 Interventions = tuple[Intervention, ...]
 SentGate = tuple[int, float | None, float | None]
 """The fields of a gate; its vector by its number."""
-SentEdit = tuple[EditOp, float, int | None, Positions | None, float | None, Part | None, bool, SentGate | None]
+SentEdit = tuple[
+    EditOp, float, int | None, Positions | None, float | None, Part | None, bool, SentGate | None, Feature | None
+]
 """The fields of an edit; its vector by its number, and None for all positions."""
 SentIntervention = tuple[int, int, int, int, tuple[Run, ...], Point | None]
 """The fields of an intervention; its edit by its number, and None for the residual stream after a layer."""
@@ -212,7 +215,7 @@ def pack(*lists: Interventions) -> Sent:
                 gate = None if (at := edit.gate) is None else (number(at.along), at.above, at.below)
                 positions = None if edit.positions is ALL else edit.positions
                 vector = None if edit.vector is None else number(edit.vector)
-                more = edit.part, edit.keep_norm, gate
+                more = edit.part, edit.keep_norm, gate, edit.feature
                 edits.append((edit.op, edit.factor, vector, positions, edit.max_norm, *more))
         sent.append(
             [
@@ -243,8 +246,9 @@ def unpack(plain: Any) -> Iterator[Interventions]:
             part,
             keep_norm,
             gate and Gate(vectors[gate[0]], *gate[1:]),
+            feature,
         )
-        for op, factor, vector, positions, max_norm, part, keep_norm, gate in sent_edits
+        for op, factor, vector, positions, max_norm, part, keep_norm, gate, feature in sent_edits
     ]
     for made in lists:
         yield tuple(
@@ -263,7 +267,7 @@ VALUES: dict[str, Any] = {
     "int": int,
     **{each.__name__: each for each in (Activation, ActivationMap, ActivationNorms, Captures, ExportedKV, ImportedKV)},
     **{each.__name__: each for each in (KeptKV, LensRows, LoadedAdapter, MemoryMap, PausedTurn)},
-    **{each.__name__: each for each in (ReceivedPrompt, SentKV, TensorData)},
+    **{each.__name__: each for each in (ReceivedPrompt, SentKV, TensorData, FeatureRows)},
 }
 """What a `Done` may carry, by the name of its type."""
 MADE_LATER = ("ActivationNorms", "Captures", "TensorData")

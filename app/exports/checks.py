@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
+from dataclasses import astuple
 from itertools import pairwise
 
 import numpy as np
@@ -23,6 +24,7 @@ from app.domain.breakpoints import (
     PartKind,
     Pass,
     TensorData,
+    Then,
     work_of,
 )
 from app.domain.points import ABOUT, Axis, Point, PointShape
@@ -32,8 +34,9 @@ from app.sessions.registry import SessionRegistry
 from app.sessions.whitebox import MAX_BREAKPOINTS
 from app.wire.base import MAX_COUNT
 from app.wire.breakpoints import MAX_TIMEOUT_S, MIN_TIMEOUT_S
-from app.wire.edits import MAX_EDITS, MAX_FACTOR, MAX_FLOAT32, NEEDED_BY, TAKEN_BY, fits
+from app.wire.edits import MAX_EDITS, MAX_FACTOR, MAX_FLOAT32, NEEDED_BY, TAKEN_BY, VECTOR_NAME, fits
 from app.wire.points import PARTS
+from app.wire.probes import MAX_HIDDEN
 from app.wire.tensors import EXPONENTS, to_float32
 
 ID = re.compile(r"bp_[0-9a-f]{16}")
@@ -48,6 +51,9 @@ def read_snapshot(registry: SessionRegistry, text: bytes, history: array[int]) -
     snapshot = SessionSnapshot.from_json(text)
     SnapshotChecks(registry.executor.engine.info, history, part_tokens=registry.part_tokens).check(snapshot)
     return snapshot
+
+
+NO_VECTOR = TensorData("float32", (0,), b"")
 
 
 class SnapshotChecks:
@@ -92,6 +98,15 @@ class SnapshotChecks:
         heads = breakpoint.heads
         _require(not heads or breakpoint.action is Action.CAPTURE, "heads")
         _require(not heads or (_rise(heads) and heads[-1] < min(shape.heads for shape in shapes)), "heads")
+        probe = breakpoint.probe
+        _require((probe is not None) == (breakpoint.action is Action.PROBE), "probe")
+        if probe is not None:
+            width = shapes[0].width
+            numbers = probe.hidden * (width + 2) + 1 if probe.hidden else width + 1
+            _require(0 <= probe.hidden <= MAX_HIDDEN and re.fullmatch(VECTOR_NAME, probe.name) is not None, "probe")
+            _require(probe.above is None or abs(probe.above) <= MAX_FLOAT32, "probe")
+            _require(probe.then is not Then.PAUSE or not info.state_bytes, "probe")
+            self._check_tensor(probe.weights, (numbers,), "float32")
         _require(1 <= edits <= MAX_EDITS if breakpoint.action is Action.EDIT else edits == 0, "edits")
         for edit in breakpoint.edits:
             for shape in shapes:
@@ -135,8 +150,9 @@ class SnapshotChecks:
         _require(edit.max_norm is None or 0 < edit.max_norm <= MAX_FLOAT32, "max_norm")
         _require(positions.first >= 0 and (positions.end is None or positions.end > positions.first), "positions")
         _require(not (edit.keep_norm and edit.max_norm), "keep_norm")
-        _require(edit.op in (TAKEN_BY if vector else NEEDED_BY)["vector"] or not vector, "vector")
-        _require(bool(vector) or edit.op not in NEEDED_BY["vector"], "vector")
+        if edit.feature is None:
+            _require(edit.op in (TAKEN_BY if vector else NEEDED_BY)["vector"] or not vector, "vector")
+            _require(bool(vector) or edit.op not in NEEDED_BY["vector"], "vector")
         if edit.gate is not None:
             ends = [end for end in (edit.gate.above, edit.gate.below) if end is not None]
             _require(bool(ends) and all(abs(end) <= MAX_FLOAT32 for end in ends), "gate")
@@ -147,6 +163,11 @@ class SnapshotChecks:
             _require(axis in PARTS[part.kind] and part.of == (shape.heads if in_heads else shape.width), "part")
             _require(_rise(part.chosen) and part.chosen[-1] < part.of, "part")
             sizes.add(shape.width // part.of if in_heads else len(part.chosen))
+        if edit.feature is not None:
+            _require(edit.op in (EditOp.SCALE, EditOp.CLAMP, EditOp.ABLATE) and part is None, "feature")
+            _require(all(abs(number) <= MAX_FLOAT32 for number in astuple(edit.feature)), "feature")
+            self._check_tensor(vector or NO_VECTOR, (2 * shape.width,), "float32")
+            return
         if vector is None:
             return
         _require(vector.shape[-1] in sizes, "shape")

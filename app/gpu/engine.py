@@ -22,6 +22,7 @@ from app.gpu.kv.mover import KVMover
 from app.gpu.kv.phases import Phases
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns, sample_requests
+from app.gpu.state.checkpoints import Captured
 from app.gpu.state.moves import Moved
 from app.gpu.state.segments import Row
 from app.gpu.state.sequence import TokenSequence
@@ -365,17 +366,26 @@ def finish_step(turns: Turns, rows: Sequence[Row], result: StepResult) -> Iterat
     """Account for the rows of a step that has ended: hand over captures, report scored prompts, and let their turns
     advance, pause, end or fail. A row whose turn has ended since it was launched is passed over.
     """
+    failed, halted = result.broken | result.unfit, dict[Row, Captured]()
     for row, captured in result.captured.items():
         for each in captured:
-            turns.activations.capture(row.sequence, each)
-    failed = result.broken | result.unfit
+            if each.probe is None:
+                turns.activations.capture(row.sequence, each)
+            elif row not in failed and row.sequence.turn is row.turn:
+                found = turns.probed(row, each, stopped=row in result.stopped)
+                if found is not None:
+                    yield found[0]
+                    if found[1]:
+                        halted.setdefault(row, each)
     for row, scores in result.scores.items():
         if row not in failed:
             yield from turns.score(row, scores)
     for row in rows:
         if row.sequence.turn is not row.turn:
             continue
-        if row not in failed and row not in result.stopped:
+        if row in halted and (halt := turns.halt(row, halted[row], stopped=row in result.stopped)) is not None:
+            yield from halt
+        elif row not in failed and row not in result.stopped:
             yield from turns.advance(row, result.sampled.get(row, ()))
         elif row in result.broken:
             message = "what the edits made of the residual stream led to logits that are not finite numbers"

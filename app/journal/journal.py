@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
-from app.domain.breakpoints import TensorData
+from app.domain.breakpoints import Breakpoint, Edit, TensorData
 from app.domain.errors import Fenced, FieldOutOfRange, NotDurable
 from app.domain.values import JournalState, ModelInfo
 from app.journal import lease as leases
@@ -112,7 +112,7 @@ def bytes_of(entry: Entry) -> int:
     """About how many bytes the change has to write, vectors that the journal has already included."""
     match entry:
         case Change():
-            edits = [edit for each in entry.breakpoints or () for edit in each.edits]
+            edits: list[Edit | Breakpoint] = [*(entry.breakpoints or ())]
             edits += [made.edit for made in entry.interventions.rows.values()] if entry.interventions else []
             responses = sum(len(each.body) for each in entry.responses)
             keyed = sum(TOKEN_BYTES * len(each.turn.token_ids) for each in entry.keyed if each.turn is not None)
@@ -125,6 +125,8 @@ def bytes_of(entry: Entry) -> int:
             return len(entry.body)
         case Departed() | None:
             return 0
+        case _:  # what is said of an upload that has a file
+            return 1 << 10
 
 
 def _require_room(count: int, free: int) -> None:
@@ -254,7 +256,7 @@ class Journal:
             return JournalState(self._failure, self._is_full, waiting, epoch, is_fenced)
 
     def append(self, key: Key, entry: Entry) -> None:
-        """Take what happened to a session, a vector or a response (None: it is gone). Never waits for the disk."""
+        """Take what happened to a session, an upload or a response (None: it is gone). Never waits for the disk."""
         with self._wake:
             add_to(self._pending, key, entry)
             self._try_soon([key])
@@ -349,7 +351,7 @@ class Journal:
         if outcome.failure is not None:
             if self._failure is None:
                 logger.error(
-                    "the journal cannot be written: %s; the changes of %d sessions, vectors and responses wait, and "
+                    "the journal cannot be written: %s; the changes of %d sessions, uploads and responses wait, and "
                     "are tried again every %g s",
                     outcome.failure,
                     len(failed),

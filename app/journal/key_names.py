@@ -13,7 +13,7 @@ TABLE = """
 CREATE TABLE api_key (name TEXT PRIMARY KEY, salt BLOB NOT NULL, digest BLOB NOT NULL) STRICT, WITHOUT ROWID;
 """
 """`digest` is that of the key's SHA-256 digest with the salt."""
-OWNED = ("session", "vector", "home", "keyed_request")
+OWNED = ("session", "upload", "home", "keyed_request")
 """Tables with a column `owner`."""
 OLD_NAME_DIGITS = 32
 """Until format 8 the name was so much of the key's SHA-256 digest in hexadecimal."""

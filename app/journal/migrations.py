@@ -41,6 +41,21 @@ def copy_journal(source: Path, target: Path) -> int:
     return int(sessions)
 
 
+def _lets_go(table: str) -> tuple[str, ...]:
+    """What format 11 has instead of earlier triggers of `table`: a tensor goes with the last row that refers to it."""
+    unused = " AND ".join(
+        f"NOT EXISTS (SELECT 1 FROM {each} WHERE tensor = old.tensor)"
+        for each in ("breakpoint_vector", "intervention", "upload")
+    )
+    let_go = f"BEGIN DELETE FROM tensor WHERE digest = old.tensor AND {unused}; END"
+    return (
+        f"DROP TRIGGER IF EXISTS {table}_deleted",
+        f"DROP TRIGGER IF EXISTS {table}_changed",
+        f"CREATE TRIGGER {table}_deleted AFTER DELETE ON {table} {let_go}",
+        f"CREATE TRIGGER {table}_changed AFTER UPDATE OF tensor ON {table} WHEN old.tensor IS NOT new.tensor {let_go}",
+    )
+
+
 OLDEST = 4
 """The oldest format that this version reads."""
 STEPS: tuple[tuple[str, ...], ...] = (
@@ -78,6 +93,17 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE home ADD COLUMN peer_journal TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE session ADD COLUMN adapter TEXT",
         "ALTER TABLE session ADD COLUMN adapter_digest TEXT",
+    ),
+    (
+        "CREATE TABLE upload (owner TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, body TEXT NOT NULL, "
+        "tensor BLOB, PRIMARY KEY (owner, kind, name)) STRICT, WITHOUT ROWID",
+        "INSERT INTO upload SELECT owner, 'vector', name, json_object('dtype', dtype, 'shape', json_array(size)), "
+        "tensor FROM vector",
+        "DROP TABLE vector",
+        "CREATE INDEX upload_tensor ON upload (tensor) WHERE tensor IS NOT NULL",
+        *_lets_go("breakpoint_vector"),
+        *_lets_go("intervention"),
+        *_lets_go("upload"),
     ),
 )
 """The first makes format `OLDEST` one newer, and so on. A step never changes once it has been released."""

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter
 
-from app.domain.breakpoints import Breakpoint, Intervention, Swap, TensorData, swapped
+from app.domain.breakpoints import Breakpoint, Intervention, Swap, swapped
 from app.domain.homes import Home
+from app.domain.uploads import Dictionary, StoredProbe, Translators, Upload, UploadKey, UploadKind
 from app.domain.values import FinishReason, Phase, Residency, SessionId, TurnUsage
 
 
@@ -76,6 +77,23 @@ def to_json(kind: type[T], values: Iterable[T], swap: Swap) -> str:
 def from_json(kind: type[T], text: str, swap: Swap) -> tuple[T, ...]:
     """What `to_json` wrote; `swap` goes the way back. Raises `ValueError` for anything else."""
     return tuple(swapped(each, swap) for each in _FORMS[kind].validate_json(text))
+
+
+_UPLOADS: dict[UploadKind, TypeAdapter[Any]] = {
+    UploadKind.DICTIONARY: TypeAdapter(Dictionary),
+    UploadKind.LENS: TypeAdapter(Translators),
+    UploadKind.PROBE: TypeAdapter(StoredProbe),
+}
+
+
+def upload_to_json(kind: UploadKind, upload: Any) -> str:
+    """What an upload with a file is, as text."""
+    return _UPLOADS[kind].dump_json(upload).decode()
+
+
+def upload_from_json(kind: UploadKind, text: str) -> Any:
+    """What `upload_to_json` wrote. Raises `ValueError` for anything else."""
+    return _UPLOADS[kind].validate_json(text)
 
 
 TOKEN_BYTES = 4
@@ -187,32 +205,24 @@ class Departed:
 
 
 @dataclass(frozen=True, slots=True)
-class VectorKey:
-    """An owner's vector of that name. `owner` is the tenant's name (None: there are no keys)."""
-
-    owner: str | None
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
 class ResponseKey:
     """A response of that id."""
 
     id: str
 
 
-Key = SessionId | VectorKey | ResponseKey
-Entry = Change | Departed | TensorData | ResponseRecord | None
-"""What is new about a session, a vector or a response; None: it is gone."""
+Key = SessionId | UploadKey | ResponseKey
+Entry = Change | Departed | Upload | ResponseRecord | None
+"""What is new about a session, an upload or a response; None: it is gone."""
 WriteBatch = dict[Key, Entry]
 """What is to be written."""
 
 
 def describe(key: Key) -> str:
-    """What a line of the log calls it. A vector's name and its owner's are their own words, which no log has."""
+    """What a line of the log calls it. An upload's name and its owner's are their own words, which no log has."""
     match key:
-        case VectorKey():
-            return "a vector"
+        case UploadKey():
+            return f"a {key.kind}"
         case ResponseKey():
             return f"response {key.id}"
         case _:

@@ -330,13 +330,15 @@ class JournalStore:
 
     def _require_free_for(self, model: ModelInfo) -> None:
         theirs, ours = self._owner(), _identity(model)
-        count = "SELECT (SELECT count(*) FROM session), (SELECT count(*) FROM vector)"
-        sessions, vectors = self._connection.execute(count).fetchone()
-        if theirs == ours or not (sessions or vectors):
+        named = "SELECT name FROM sqlite_schema WHERE name IN ('upload', 'vector')"  # before format 11 it is `vector`
+        (table,) = self._connection.execute(named).fetchone()
+        count = f"SELECT (SELECT count(*) FROM session), (SELECT count(*) FROM {table})"
+        sessions, uploads = self._connection.execute(count).fetchone()
+        if theirs == ours or not (sessions or uploads):
             return
         if theirs is None:
             raise self._damaged("it lacks the model of its sessions")
-        held = f"{counted(sessions, 'session')} and {counted(vectors, 'vector')}"
+        held = f"{counted(sessions, 'session')} and {counted(uploads, 'upload')}"
         raise refusals.of_another_model(self._path.parent, held, theirs, ours)
 
     def _claim(self, model: ModelInfo) -> None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, astuple, fields
 
 from app.domain.breakpoints import Breakpoint, Intervention, Swap, TensorData, TensorTable
 from app.domain.homes import MOST_KEPT, Home, Homes, HomeState
+from app.domain.uploads import Dictionary, StoredProbe, Translators, Upload, UploadKey, UploadKind
 from app.domain.values import FinishReason, SessionId, TurnUsage
 from app.journal.records import (
     TOKEN_BYTES,
@@ -28,11 +29,12 @@ from app.journal.records import (
     ResponseRecord,
     SessionRecord,
     Steering,
-    VectorKey,
     WriteBatch,
     describe,
     from_json,
     to_json,
+    upload_from_json,
+    upload_to_json,
 )
 
 TENSOR_TABLE = "CREATE TABLE tensor (digest BLOB PRIMARY KEY, data BLOB NOT NULL) STRICT;"
@@ -70,13 +72,15 @@ CREATE TABLE breakpoint_vector (
 CREATE TABLE intervention (
     session TEXT NOT NULL, number INTEGER NOT NULL, body TEXT NOT NULL, tensor BLOB, PRIMARY KEY (session, number)
 ) STRICT, WITHOUT ROWID;
-CREATE TABLE vector (
-    owner TEXT NOT NULL, name TEXT NOT NULL, dtype TEXT NOT NULL, size INTEGER NOT NULL, tensor BLOB NOT NULL,
-    PRIMARY KEY (owner, name)
+CREATE TABLE upload (
+    owner TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, body TEXT NOT NULL, tensor BLOB,
+    PRIMARY KEY (owner, kind, name)
 ) STRICT, WITHOUT ROWID;
-{references("breakpoint_vector", "intervention", "vector")}
+{references("breakpoint_vector", "intervention", "upload")}
 """
-"""`owner` is '' on a server without keys: a primary key has no NULL."""
+"""`owner` is '' on a server without keys: a primary key has no NULL. The `body` of a vector is its dtype and shape, and
+its numbers are `tensor`. Others have a file, which their `body` names.
+"""
 
 
 def put_breakpoints(connection: sqlite3.Connection, session: SessionId, armed: tuple[Breakpoint, ...]) -> None:
@@ -126,28 +130,38 @@ def load_steering(connection: sqlite3.Connection) -> dict[SessionId, Steering]:
     return {each: Steering(armed.get(each, ()), tuple(made.get(each, ()))) for each in armed.keys() | made.keys()}
 
 
-def put_vector(connection: sqlite3.Connection, key: VectorKey, vector: TensorData | None) -> None:
-    """Write a vector, or delete it."""
-    if vector is None:
-        connection.execute("DELETE FROM vector WHERE owner = ? AND name = ?", (key.owner or "", key.name))
+def put_upload(connection: sqlite3.Connection, key: UploadKey, upload: Upload | None) -> None:
+    """Write an upload, or delete it."""
+    place = key.owner or "", key.kind, key.name
+    if upload is None:
+        connection.execute("DELETE FROM upload WHERE owner = ? AND kind = ? AND name = ?", place)
         return
-    (size,), tensors = vector.shape, TensorTable(digest_size=DIGEST_BYTES)
+    tensors, tensor = TensorTable(digest_size=DIGEST_BYTES), None
+    if isinstance(upload, TensorData):
+        body, tensor = json.dumps({"dtype": upload.dtype, "shape": upload.shape}), tensors.put(upload.data)
+    else:
+        body = upload_to_json(key.kind, upload)
     connection.execute(
-        "INSERT INTO vector VALUES (?, ?, ?, ?, ?) "
-        "ON CONFLICT DO UPDATE SET dtype = excluded.dtype, size = excluded.size, tensor = excluded.tensor",
-        (key.owner or "", key.name, vector.dtype, size, tensors.put(vector.data)),
+        "INSERT INTO upload VALUES (?, ?, ?, ?, ?) "
+        "ON CONFLICT DO UPDATE SET body = excluded.body, tensor = excluded.tensor",
+        (*place, body, tensor),
     )
     _put_tensors(connection, tensors)
 
 
-def load_vectors(connection: sqlite3.Connection) -> dict[VectorKey, TensorData]:
-    """Every owner's vectors. Raises `ValueError` if one is missing."""
-    data = _data_of(connection)
-    rows = connection.execute("SELECT owner, name, dtype, size, tensor FROM vector")
-    return {
-        VectorKey(owner or None, name): TensorData(dtype, (size,), data(tensor))
-        for owner, name, dtype, size, tensor in rows
-    }
+def load_uploads(connection: sqlite3.Connection) -> dict[UploadKey, Upload]:
+    """Every owner's uploads. Raises `ValueError` if the numbers of a vector are missing, or a body is none."""
+    data, found = _data_of(connection), dict[UploadKey, Upload]()
+    for owner, name_of_kind, name, body, tensor in connection.execute(
+        "SELECT owner, kind, name, body, tensor FROM upload"
+    ):
+        kind = UploadKind(name_of_kind)
+        if kind is UploadKind.VECTOR:
+            said = json.loads(body)
+            found[UploadKey(owner or None, kind, name)] = TensorData(said["dtype"], tuple(said["shape"]), data(tensor))
+        else:
+            found[UploadKey(owner or None, kind, name)] = upload_from_json(kind, body)
+    return found
 
 
 def _data_of(connection: sqlite3.Connection) -> Swap:
@@ -327,8 +341,8 @@ def _write_entry(connection: sqlite3.Connection, key: Key, entry: Entry) -> None
     match key, entry:
         case _, Change() as change:
             _write_session(connection, change)
-        case VectorKey() as vector, (TensorData() | None) as data:
-            put_vector(connection, vector, data)
+        case UploadKey() as upload, (TensorData() | Dictionary() | Translators() | StoredProbe() | None) as given:
+            put_upload(connection, upload, given)
         case ResponseKey() as response, (ResponseRecord() | None) as record:
             put_response(connection, response, record)
         case str() as session, (Departed() | None) as departed:

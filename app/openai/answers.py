@@ -11,13 +11,14 @@ from typing import Any, Literal, Protocol
 import orjson
 
 from app.domain.values import FinishReason, ModelInfo, TurnUsage
-from app.messages import Started, TurnFinished
+from app.messages import Probed, Started, TurnFinished
 from app.openai.fields import StreamOptions
 from app.openai.logprobs import json_list, one_list, scored_token
 from app.text.generation import TextChunk, TextItem
 from app.text.tokenizer import Tokens
 from app.tools.reader import Answer, CallArguments, CallBegun, Content, Piece, Reasoning
 from app.web.errors import body_of
+from app.wire.probes import ProbeReading
 
 Items = AsyncIterator[tuple[int, TextItem]]
 """What `Choices` yields: an item and the index of its choice."""
@@ -63,6 +64,8 @@ class UsageCount:
         self._cached: Counter[int] = Counter()
         self._generated: Counter[int] = Counter()
         self._usages: dict[int, TurnUsage] = {}
+        self.probes: list[dict[str, Any]] = []
+        """What probes have found."""
 
     def take(self, index: int, item: TextItem) -> None:
         """Take choice `index`'s next item."""
@@ -70,6 +73,8 @@ class UsageCount:
             self._cached[index] = item.cached_tokens
         elif isinstance(item, TextChunk):
             self._generated[index] += len(item.token_ids)
+        elif isinstance(item, Probed):
+            self.probes.append(ProbeReading.of(item).model_dump())
         elif isinstance(item, TurnFinished):
             self._usages[index] = item.usage
 
@@ -100,19 +105,26 @@ def _usage(prompt: int, cached: int, completion: int, thought: int | None) -> di
     return usage if thought is None else {**usage, "completion_tokens_details": {"reasoning_tokens": thought}}
 
 
-def openai_finish_reason(finished: TurnFinished) -> Literal["stop", "length"]:
+def openai_finish_reason(finished: TurnFinished) -> Literal["stop", "length", "content_filter"]:
     """Why the turn ended, in OpenAI's words."""
+    if finished.reason is FinishReason.PROBE:
+        return "content_filter"
     return "stop" if finished.reason is FinishReason.STOP else "length"
 
 
-async def collect(items: Items, writer: ChunkWriter, *, n: int, count: int) -> tuple[list[list[Entry]], dict[str, Any]]:
-    """Read all `count` choices to their ends; returns each one's entries, and the `Usage`."""
+async def collect(items: Items, writer: ChunkWriter, *, n: int, count: int) -> tuple[list[list[Entry]], UsageCount]:
+    """Read all `count` choices to their ends; returns each one's entries, and what they have used."""
     usage = UsageCount(n, writer)
     collected: list[list[Entry]] = [[] for _ in range(count)]
     async for index, item in items:
         usage.take(index, item)
         collected[index].extend(await writer.entries(index, item))
-    return collected, usage.total()
+    return collected, usage
+
+
+def with_probes(head: dict[str, Any], usage: UsageCount) -> dict[str, Any]:
+    """The head of an answer with what probes have found, if there are any."""
+    return head if not usage.probes else {**head, "djinn": {**head.get("djinn", {}), "probes": usage.probes}}
 
 
 async def stream(
@@ -136,6 +148,9 @@ async def stream(
     try:
         async for index, item in items:
             usage.take(index, item)
+            if isinstance(item, Probed):
+                yield _event(orjson.dumps({**with_probes(head, usage), "choices": []}))
+                usage.probes.clear()
             for entry in await writer.entries(index, item):
                 chunk = {**head, "choices": [entry]}
                 if options.include_usage and options.continuous_usage_stats:

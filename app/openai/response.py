@@ -93,7 +93,7 @@ class ResponseErrorView(BaseModel):
 class IncompleteDetails(BaseModel):
     """Why a response is incomplete."""
 
-    reason: Literal["max_output_tokens"]
+    reason: Literal["max_output_tokens", "content_filter"]
 
 
 CONVERSATION = "conv"

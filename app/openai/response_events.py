@@ -92,9 +92,11 @@ class ResponseWriter:
         if not self._items and self._held is None and self._generates:  # an answer without anything is an empty message
             yield from map(self._numbered, self._open_message())
         yield from map(self._numbered, self._close("completed" if is_whole else "incomplete"))
-        if finished.reason is FinishReason.LENGTH and self._generates:
+        if finished.reason in (FinishReason.LENGTH, FinishReason.PROBE) and self._generates:
             self.response.status = "incomplete"
-            self.response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
+            is_guarded = finished.reason is FinishReason.PROBE
+            why = IncompleteDetails(reason="content_filter" if is_guarded else "max_output_tokens")
+            self.response.incomplete_details = why
         else:
             self.response.status = "completed" if is_whole else "cancelled"
         self.response.usage = ResponseUsage.of(finished.usage, self._answer.reasoning_tokens)

@@ -83,7 +83,7 @@ ChatChoice = shape(
         "index": int,
         "message": AnswerMessage,
         "logprobs": ChatLogprobs | None,
-        "finish_reason": Literal["stop", "length", "tool_calls"],
+        "finish_reason": Literal["stop", "length", "tool_calls", "content_filter"],
     },
 )
 ChatCompletion = shape(
@@ -127,7 +127,7 @@ ChatChunkChoice = shape(
         "index": int,
         "delta": ChatDelta,
         "logprobs": ChatLogprobs | None,
-        "finish_reason": Literal["stop", "length", "tool_calls"] | None,
+        "finish_reason": Literal["stop", "length", "tool_calls", "content_filter"] | None,
     },
 )
 ChatCompletionChunk = shape(
@@ -165,14 +165,14 @@ CompletionChoice = shape(
         "index": int,
         "text": str,
         "logprobs": CompletionLogprobs | None,
-        "finish_reason": Literal["stop", "length"],
+        "finish_reason": Literal["stop", "length", "content_filter"],
         "token_ids": (list[int] | None, Field(None, exclude_if=is_none)),
     },
 )
 Completion = shape(
     "Completion",
     "The continuations of one call. `system_fingerprint` changes when equal seeds may give other results.",
-    {"id": str, "object": fixed("text_completion"), **MADE, "choices": [CompletionChoice], "usage": Usage},
+    {"id": str, "object": fixed("text_completion"), **MADE, "choices": [CompletionChoice], "usage": Usage, **DJINN},
 )
 CompletionChunkChoice = shape(
     "CompletionChunkChoice",
@@ -181,14 +181,14 @@ CompletionChunkChoice = shape(
         "index": int,
         "text": str,
         "logprobs": CompletionLogprobs | None,
-        "finish_reason": Literal["stop", "length"] | None,
+        "finish_reason": Literal["stop", "length", "content_filter"] | None,
         "token_ids": (list[int] | None, None),
     },
 )
 CompletionChunk = shape(
     "CompletionChunk",
     "A piece of streamed continuations.",
-    {**CHUNK_HEAD, "object": "text_completion", "choices": [CompletionChunkChoice]},
+    {**CHUNK_HEAD, **DJINN, "object": "text_completion", "choices": [CompletionChunkChoice]},
 )
 CompletionEvent = chunk_event(
     "CompletionEvent",

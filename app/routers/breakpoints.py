@@ -1,4 +1,4 @@
-"""Breakpoints of a session, named vectors, and maps of what it keeps inside the model."""
+"""Breakpoints of a session, and maps of what it keeps inside the model."""
 
 import asyncio
 import json
@@ -10,26 +10,22 @@ from typing import Annotated, TypeVar
 from fastapi import APIRouter, Query, Request, Response
 
 from app.domain.activations import Captures
-from app.domain.breakpoints import TensorData
+from app.domain.breakpoints import Probe, TensorData, Then
 from app.domain.errors import FieldOutOfRange, NotFound
-from app.domain.points import Point, find_point
+from app.domain.points import ABOUT, Point, find_point
+from app.domain.uploads import Dictionary, StoredProbe, Translators, UploadKind
 from app.routers.dependencies import CleanupDep, OwnerDep, Services, ServicesDep, SessionDep, errors
 from app.routers.edits import to_edits
 from app.sessions.session import Session
 from app.sessions.side_work import FILE_BYTES_PER_S, Lane
-from app.web.bodies import FILE, FILE_BODY, PART_BYTES, JsonRoute, file_response
+from app.web.bodies import FILE, PART_BYTES, JsonRoute, file_response
 from app.web.sse import unless_disconnected
-from app.wire.breakpoints import (
-    BreakpointBody,
-    BreakpointList,
-    BreakpointView,
-    CapturesQuery,
-    VectorList,
-    VectorQuery,
-    VectorView,
-)
+from app.wire.breakpoints import BreakpointBody, BreakpointList, BreakpointView, CapturesQuery
+from app.wire.dictionaries import FeaturesQuery, FeaturesView
 from app.wire.maps import LensMapQuery, LensMapView, NormsQuery, NormsView
-from app.wire.tensors import norm, read_one, write_file
+from app.wire.points import Target
+from app.wire.probes import ProbeBody
+from app.wire.tensors import norm, vector_of, write_file
 
 T = TypeVar("T")
 
@@ -61,11 +57,33 @@ async def create_breakpoint(
     """Arm a breakpoint, whatever the session is doing. What its edits name, vectors and what sessions keep, is taken as
     it is now.
     """
+    if body.probe is not None:
+        probe, target = await _probe(body.probe, services, owner)
+        breakpoint = body.to_breakpoint(services.info, target, (), probe)
+        await services.sessions.whitebox.arm(session, breakpoint)
+        return BreakpointView.model_validate(breakpoint)
     target = body.to_target(services.info)
     edits = await to_edits(body.edits or (), services, owner, target)
     breakpoint = body.to_breakpoint(services.info, target, edits)
     await services.sessions.whitebox.arm(session, breakpoint)
     return BreakpointView.model_validate(breakpoint)
+
+
+async def _probe(body: ProbeBody, services: Services, owner: str | None) -> tuple[Probe, Target]:
+    """The probe as it is now, and where it is. Raises `NotFound`, `FieldOutOfRange`."""
+    found = services.uploads.get(owner, UploadKind.PROBE, body.name, StoredProbe, param="probe.name")
+    if body.then is Then.PAUSE and services.info.state_bytes:
+        wrong = (
+            "probe.then: a model whose layers remember cannot run a pass again to pause in it: only stop goes with it"
+        )
+        raise FieldOutOfRange(wrong, param="probe.then")
+    if body.then is Then.PAUSE and (why := ABOUT[found.point].no_pause):
+        raise FieldOutOfRange(f"probe.then: {found.point} cannot pause: {why}", param="probe.then")
+    shape = services.info.points[found.point][found.layer]
+    assert shape is not None
+    weights = vector_of(await asyncio.to_thread(services.uploads.numbers, found.file))
+    probe = Probe(body.name, weights, found.hidden, found.sigmoid, body.above, body.then)
+    return probe, Target(found.point, (found.layer,), (shape,))
 
 
 @router.get("/breakpoints", operation_id="listBreakpoints", responses=errors(404))
@@ -146,71 +164,29 @@ def _captures_file(captures: Captures) -> bytes:
     return write_file(tensors, metadata)
 
 
-vectors_router = APIRouter(prefix="/v1/vectors", tags=["breakpoints"])
-
-VECTOR = "vector"
-
-
-@vectors_router.post(
-    "", operation_id="createVector", status_code=201, responses=errors(400, 503), openapi_extra=FILE_BODY
-)
-async def create_vector(
-    request: Request, query: Annotated[VectorQuery, Query()], services: ServicesDep, owner: OwnerDep
-) -> VectorView:
-    """Keep a vector under a name: a safetensors file with one tensor `[size]`, whose size is up to the width of the
-    model's widest point. It takes the place of another one
-    of that name; edits that were sent before keep the old one.
-    """
-    content = await request.body()
-    widest = max(shape.width for shapes in services.info.points.values() for shape in shapes if shape)
-    vector = await services.side_work.run(owner, _read_vector, content, widest)
-    await services.vectors.put(owner, query.name, vector)
-    return VectorView.of(query.name, vector)
-
-
-@vectors_router.get("", operation_id="listVectors", responses=errors())
-async def list_vectors(services: ServicesDep, owner: OwnerDep) -> VectorList:
-    """The caller's vectors."""
-    found = services.vectors.owned_by(owner)
-    return VectorList(data=[VectorView.of(name, vector) for name, vector in found.items()])
-
-
-@vectors_router.get(
-    "/{name}", operation_id="getVector", response_class=Response, responses={**errors(404), 200: {"content": FILE}}
-)
-async def get_vector(request: Request, name: str, services: ServicesDep, owner: OwnerDep) -> Response:
-    """A vector as safetensors: one tensor `vector`."""
-    return file_response(request, write_file({VECTOR: services.vectors.get(owner, name)}))
-
-
-@vectors_router.delete("/{name}", operation_id="deleteVector", status_code=204, responses=errors(404))
-async def delete_vector(name: str, services: ServicesDep, owner: OwnerDep) -> None:
-    """Forget a vector. Edits that were sent before keep it."""
-    await services.vectors.delete(owner, name)
-
-
-def _read_vector(content: bytes, widest: int) -> TensorData:
-    _, vector, _ = read_one(content, param=VECTOR)
-    if len(vector.shape) != 1 or not 1 <= vector.shape[0] <= widest:
-        shape = list(vector.shape)
-        raise FieldOutOfRange(f"shape: it must be one number of numbers, [1] to [{widest}], not {shape}", param="shape")
-    return vector
-
-
 maps_router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["breakpoints"])
 
 
 @maps_router.get("/lens", operation_id="getLensMap", responses=errors(404))
 async def get_lens_map(
-    request: Request, session: SessionDep, query: Annotated[LensMapQuery, Query()], services: ServicesDep
+    request: Request,
+    session: SessionDep,
+    query: Annotated[LensMapQuery, Query()],
+    services: ServicesDep,
+    owner: OwnerDep,
 ) -> LensMapView:
-    """The logit lens at many layers: what `capture` breakpoints have recorded, and the checkpoint of a paused turn.
+    """The logit lens, or an uploaded one, at many layers: of what `capture` breakpoints have recorded, and of the
+    checkpoint of a paused turn.
 
     The tokens of all sessions go first. A client that disconnects ends it.
     """
-    layers = query.to_layers(services.info.num_layers)
-    lens = services.sessions.whitebox.lens_map(session, query.to_positions(), layers, query.top_k)
-    return LensMapView.of(*await unless_disconnected(request, lens), services.tokens)
+    uploads, lens, info = services.uploads, None, services.info
+    if query.lens is not None:
+        lens = uploads.get(owner, UploadKind.LENS, query.lens, Translators)
+        uploads.require_loaded(lens, UploadKind.LENS)
+    layers, ask = query.to_lens_layers(lens, info.num_layers), query.to_ask(lens, info.vocab_size)
+    reading = services.sessions.whitebox.lens_map(session, query.to_positions(), layers, ask)
+    return LensMapView.of(*await unless_disconnected(request, reading), services.tokens)
 
 
 @maps_router.get("/norms", operation_id="getNorms", responses=errors(404))
@@ -228,8 +204,27 @@ async def get_norms(
     return NormsView.of(await unless_disconnected(request, norms))
 
 
+@maps_router.get("/features", operation_id="getFeatures", responses=errors(404))
+async def get_features(
+    request: Request,
+    session: SessionDep,
+    query: Annotated[FeaturesQuery, Query()],
+    services: ServicesDep,
+    owner: OwnerDep,
+) -> FeaturesView:
+    """The most active features of a dictionary at each position for which a `capture` breakpoint at its point, or the
+    checkpoint of a paused turn, keeps the stream.
+    """
+    found = services.uploads.get(owner, UploadKind.DICTIONARY, query.dictionary, Dictionary)
+    services.uploads.require_loaded(found, UploadKind.DICTIONARY)
+    chosen = query.to_features(found)
+    features = services.sessions.whitebox.features(session, query.to_positions(), found, query.top_k, chosen)
+    read = await unless_disconnected(request, features)
+    return FeaturesView.of(query.dictionary, found, chosen, read, services.tokens)
+
+
 def _direction(name: str, services: Services, owner: str | None) -> TensorData:
-    vector = services.vectors.get(owner, name)
+    vector = services.uploads.vector(owner, name)
     size, wanted = vector.shape[0], services.info.hidden_size
     if size != wanted:
         raise FieldOutOfRange(f"vector: it must have {wanted} numbers, not {size}", param="vector")

@@ -21,7 +21,7 @@ from app.sessions.named import BoundSessions
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.side_work import SideWork
-from app.sessions.whitebox import Vectors
+from app.sessions.uploads import Uploads
 from app.settings import Settings
 from app.telemetry.metrics import Metrics
 from app.tenants.tenancy import Tenancy
@@ -48,7 +48,7 @@ class Services:
     responses: ResponseStore
     spool: Spool
     side_work: SideWork
-    vectors: Vectors
+    uploads: Uploads
     tenancy: Tenancy
     cluster: Cluster | None
     """None: the server knows of no others."""

@@ -1,15 +1,19 @@
 """The edits of a request with the numbers that they name: of uploaded vectors, and of what sessions keep."""
 
+import asyncio
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from app.domain.activations import Activation, CheckpointInfo
-from app.domain.breakpoints import ALL, Edit, EditOp, Gate, Part, PartKind, Positions, TensorData, check_bytes
+from app.domain.breakpoints import ALL, Edit, EditOp, Feature, Gate, Part, PartKind, Positions, TensorData, check_bytes
 from app.domain.errors import FieldOutOfRange, NotFound
 from app.domain.points import WHOLE, find_point
+from app.domain.uploads import Dictionary, UploadKind
 from app.routers.dependencies import Services
-from app.wire.edits import DIRECTION_LENGTHS, EditBody, KeptBody, fits, to_positions
+from app.wire.edits import DIRECTION_LENGTHS, EditBody, FeatureBody, GateBody, KeptBody, fits, to_positions
 from app.wire.points import Target, check_part, find_target
 from app.wire.tensors import first_infinite, norm, to_float32, vector_of
 
@@ -39,6 +43,15 @@ async def to_edits(
     return tuple(made)
 
 
+class FeatureRow(NamedTuple):
+    """A feature of a dictionary: its `encoder` and `decoder`, float32 `[width]`."""
+
+    dictionary: Dictionary
+    encoder: NDArray[np.float32]
+    decoder: NDArray[np.float32]
+    rule: Feature
+
+
 class _EditMaker:
     """Makes one edit; `param` is the name of its field."""
 
@@ -47,9 +60,12 @@ class _EditMaker:
 
     async def make(self, body: EditBody) -> Edit:
         part, positions = self._part(body), to_positions(body.positions)
+        feature: Feature | None = None
         vector: TensorData | None
         if body.source is not None:
             vector, positions = await self._kept(body.op, body.source, positions)
+        elif body.feature is not None:
+            vector, feature = await self._feature(body.op, body.feature, part)
         else:
             vector = self._vector(body, part)
         edit = Edit(
@@ -60,7 +76,8 @@ class _EditMaker:
             max_norm=body.max_norm,
             part=part,
             keep_norm=body.keep_norm,
-            gate=self._gate(body),
+            gate=await self._gate(body),
+            feature=feature,
         )
         if vector is not None and not fits(edit, self._target.shapes[0].width):
             (shortest, longest), param = DIRECTION_LENGTHS, f"{self._param}.vector"
@@ -94,7 +111,7 @@ class _EditMaker:
 
     def _numbers(self, field: str | list[float]) -> TensorData:
         return vector_of(
-            to_float32(self._services.vectors.get(self._owner, field)) if isinstance(field, str) else field
+            to_float32(self._services.uploads.vector(self._owner, field)) if isinstance(field, str) else field
         )
 
     def _orthogonal(self, vector: TensorData, other: TensorData) -> TensorData:
@@ -111,13 +128,78 @@ class _EditMaker:
             raise FieldOutOfRange(f"{param}: the vector lies along it, and nothing of it is left", param=param)
         return vector_of(left.astype(np.float32))
 
-    def _gate(self, body: EditBody) -> Gate | None:
+    async def _feature(self, op: EditOp, body: FeatureBody, part: Part | None) -> tuple[TensorData, Feature | None]:
+        """What the edit keeps of the dictionary, so that it needs the dictionary no more."""
+        param = f"{self._param}.feature"
+        if part is not None:
+            raise FieldOutOfRange(f"{param}: it goes without heads, neurons and experts", param=param)
+        found = await self._read_feature(body, param)
+        if op is EditOp.ADD:
+            if found.decoder.shape != (self._target.shape().width,):
+                width = found.decoder.shape[0]
+                raise FieldOutOfRange(f"{param}: its decoder has {width} numbers, another width", param=param)
+            return vector_of(found.decoder), None
+        self._require_here(body, found.dictionary, param)
+        if found.dictionary.writes is not found.dictionary.point:
+            raise FieldOutOfRange(
+                f"{param}: a transcoder reads {found.dictionary.point} and writes {found.dictionary.writes}: only add "
+                "goes with its features",
+                param=param,
+            )
+        return vector_of(np.concatenate([found.encoder, found.decoder])), found.rule
+
+    def _require_here(self, body: FeatureBody, found: Dictionary, param: str) -> None:
+        """Raise `FieldOutOfRange` unless the feature's activation follows from what stands at the target."""
+        target = self._target
+        if (target.point, target.layers) != (found.point, (found.layer,)):
+            raise FieldOutOfRange(
+                f"{param}.dictionary: {body.dictionary} is for {found.point} of layer {found.layer} alone",
+                param=f"{param}.dictionary",
+            )
+        if found.k is not None:
+            raise FieldOutOfRange(
+                f"{param}: whether it is active depends on all other features of a TopK dictionary: only add goes with "
+                "it",
+                param=param,
+            )
+
+    async def _read_feature(self, body: FeatureBody, param: str) -> FeatureRow:
+        uploads, named = self._services.uploads, f"{param}.dictionary"
+        found = uploads.get(self._owner, UploadKind.DICTIONARY, body.dictionary, Dictionary, param=named)
+        if body.index >= found.features:
+            wrong = f"{param}.index: {body.index} must be from 0 to {found.features - 1}"
+            raise FieldOutOfRange(wrong, param=f"{param}.index")
+        names = ("encoder", "decoder", "scale", "bias", "gate", "threshold")
+        encoder, decoder, *rule = await asyncio.to_thread(uploads.rows, found.file, body.index, names)
+        return FeatureRow(found, encoder, decoder, Feature(*map(float, rule)))
+
+    async def _gate(self, body: EditBody) -> Gate | None:
         if body.when is None:
             return None
+        if body.when.feature is not None:
+            return await self._feature_gate(body.when, body.when.feature)
+        assert body.when.along is not None
         along, param, width = self._numbers(body.when.along), f"{self._param}.when.along", self._target.shape().width
         if along.shape[0] != width:
             raise FieldOutOfRange(f"{param}: it must have {width} numbers, not {along.shape[0]}", param=param)
         return Gate(along, body.when.above, body.when.below)
+
+    async def _feature_gate(self, body: GateBody, named: FeatureBody) -> Gate:
+        """The activation of a feature rises with `h . encoder`, so its ends are ends of that."""
+        param = f"{self._param}.when.feature"
+        found = await self._read_feature(named, param)
+        self._require_here(named, found.dictionary, param)
+        rule = found.rule
+        least = rule.threshold - rule.gate
+
+        def end(value: float | None) -> float | None:
+            if value is None:
+                return None
+            if value < 0 or rule.scale <= 0:
+                raise FieldOutOfRange(f"{param}: an activation is compared with numbers from 0", param=param)
+            return float(np.float32(max((value - rule.bias) / rule.scale, least)))
+
+        return Gate(vector_of(found.encoder), end(body.above), end(body.below))
 
     async def _kept(self, op: EditOp, source: KeptBody, positions: Positions) -> tuple[TensorData, Positions]:
         """What a session keeps, and the positions that it is for."""

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 
 from app.domain.errors import Draining, MalformedRequest, Moving, NotDurable, WrongState
 from app.domain.values import SessionState
-from app.messages import Paused, TurnFinished
+from app.messages import Paused, Probed, TurnFinished
 from app.routers.dependencies import CleanupDep, KeyedDep, OwnerDep, Services, ServicesDep, SessionDep, errors
 from app.routers.edits import checkpoint_target, to_edits
 from app.sessions.keyed import KeyedRequest
@@ -24,6 +24,7 @@ from app.web.openapi import component
 from app.web.sse import EventStream, sse_event, unless_disconnected
 from app.wire.base import check_token_ids
 from app.wire.checkpoint import CheckpointView, ResumeBody
+from app.wire.probes import ProbeReading
 from app.wire.turns import GenerateBody, TokenEvent, TurnErrorBody, TurnEvent, TurnView, json_with_logprobs
 
 REPLY = "djinn-stands-for-a-reply"
@@ -127,6 +128,8 @@ async def turn_events(
                 event = TokenEvent(text=item.text, token_ids=list(item.token_ids))
                 found = None if reader.logprobs is None else item.logprobs
                 yield sse_event("token", await json_with_logprobs(event, found))
+            elif isinstance(item, Probed):
+                yield sse_event("probe", ProbeReading.of(item).model_dump_json().encode())
             elif isinstance(item, Paused | TurnFinished):
                 event_of_end = sse_event(*await _turn(session, reader, item))
                 if keyed is not None:
@@ -160,6 +163,7 @@ async def _turn(session: Session, reader: TurnReader, end: Paused | TurnFinished
         finish_reason=None if isinstance(end, Paused) else end.reason,
         usage=end.usage,
         checkpoint=checkpoint,
+        probes=[ProbeReading.of(each) for each in reader.probed] or None,
     )
     found = None if reader.logprobs is None else tuple(reader.logprobs)
     return view.status, await json_with_logprobs(view, found, reader.written)

@@ -91,8 +91,8 @@ class JournalRoom:
             claim.shrink()
 
 
-def vector_bytes(edits: Iterable[Edit]) -> int:
-    """Bytes of the vectors of `edits`, which may share them."""
+def vector_bytes(edits: Iterable[Edit | Breakpoint]) -> int:
+    """Bytes of the tensors of edits or breakpoints, which may share them."""
     return sum({id(each.data): len(each.data) for edit in edits for each in edit.tensors}.values())
 
 

@@ -16,6 +16,7 @@ from app.sessions.keeper import SessionKeeper
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.table import SessionTable, has_expired
+from app.sessions.uploads import Uploads
 
 logger = logging.getLogger(__name__)
 
@@ -119,11 +120,12 @@ async def reopen_late(registry: SessionRegistry, session: Session) -> None:
             await _reopen(registry, session)
 
 
-async def take_up(registry: SessionRegistry) -> None:
+async def take_up(registry: SessionRegistry, uploads: Uploads) -> None:
     """Go on with an engine that has taken a dead one's place."""
     registry.metrics.engine_restarts.inc()
     registry.turns.deadly.condemn(registry.executor.losses)
     await registry.adapters.reload()
+    await uploads.load_all()
     await reopen(registry)
     logger.info("another engine is up; sessions: %d", len(list(registry.table)))
 

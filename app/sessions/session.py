@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from app.domain.activations import CheckpointInfo
-from app.domain.breakpoints import Action, Breakpoint, Intervention, OnTimeout
+from app.domain.breakpoints import Breakpoint, Intervention, OnTimeout
 from app.domain.errors import Moving, WrongState
 from app.domain.memory_map import SessionMemory
 from app.domain.values import (
@@ -298,7 +298,7 @@ class Session:
     @property
     def pausing(self) -> list[str]:
         """Ids of the armed breakpoints that pause a turn."""
-        return [each.id for each in self.breakpoints.values() if each.action is Action.PAUSE]
+        return [each.id for each in self.breakpoints.values() if each.may_pause]
 
     @property
     def settled_history(self) -> array[int]:

@@ -1,4 +1,4 @@
-"""What clients see and change inside the model of a session: breakpoints, checkpoints, maps, vectors."""
+"""What clients see and change inside the model of a session: breakpoints, checkpoints, maps."""
 
 import asyncio
 import time
@@ -13,16 +13,16 @@ from app.domain.activations import (
     ActivationMap,
     ActivationNorms,
     Captures,
+    FeatureRows,
+    LensAsk,
     LensRows,
 )
 from app.domain.breakpoints import Breakpoint, Edit, Positions, TensorData, check_bytes, check_work
 from app.domain.errors import FieldOutOfRange, JournalUnavailable, NotDurable, NotFound
 from app.domain.points import Point
+from app.domain.uploads import Dictionary
 from app.domain.values import SessionState, Ticket
 from app.engine_process.executor import EngineExecutor
-from app.journal.journal import Journal
-from app.journal.records import VectorKey
-from app.journal.tables import load_vectors
 from app.messages import (
     Arm,
     ClearCaptures,
@@ -35,11 +35,12 @@ from app.messages import (
     PoolCaptures,
     ReadCaptures,
     ReadCheckpoint,
+    ReadFeatures,
     ReadKept,
     ReadNorms,
     WriteCheckpoint,
 )
-from app.sessions.keeper import JournalRoom, SessionKeeper, vector_bytes
+from app.sessions.keeper import SessionKeeper, vector_bytes
 from app.sessions.session import Session
 
 SHARE = 0.1
@@ -64,7 +65,7 @@ class HeadTime:
         self._computing = asyncio.Lock()
         self._rests_until = 0.0
 
-    async def take(self, owner: str | None, make: Callable[[Ticket], Lens | MapLens]) -> Any:
+    async def take(self, owner: str | None, make: Callable[[Ticket], Lens | MapLens | ReadFeatures]) -> Any:
         """Wait until it is time for the tenant's, and have it computed; returns the answer. The caller may be cancelled
         at any moment.
         """
@@ -79,7 +80,7 @@ class HeadTime:
             # The engine computes it though its client leaves, so that the rest after it is due all the same.
             return await asyncio.shield(self._computed(make))
 
-    async def _computed(self, make: Callable[[Ticket], Lens | MapLens]) -> Any:
+    async def _computed(self, make: Callable[[Ticket], Lens | MapLens | ReadFeatures]) -> Any:
         """Then others may wait for the next one."""
         try:
             found = await self._executor.call(make)
@@ -96,9 +97,6 @@ SLICE_S = 0.01
 """How long a slice is meant to take: about a step of a small model, as a turn that comes meanwhile waits for it."""
 LEAST_SLICE, MOST_SLICE = 8, 64
 """Residual streams in a slice. The head's weights are read once for each: fewer would be hardly faster."""
-
-LensTops = tuple[tuple[tuple[int, float], ...], ...]
-"""For each residual stream, token ids with natural-log probabilities, best first."""
 
 
 class Whitebox:
@@ -133,8 +131,8 @@ class Whitebox:
             )
         armed = [*session.breakpoints.values(), breakpoint]
         check_work(armed[:-1], breakpoint)
-        check_bytes((edit for each in armed for edit in each.edits), param="breakpoints")
-        with self._keeper.room.claiming(0 if session.ephemeral else vector_bytes(breakpoint.edits)):
+        check_bytes(armed, param="breakpoints")
+        with self._keeper.room.claiming(0 if session.ephemeral else vector_bytes([breakpoint])):
             session.breakpoints[breakpoint.id] = breakpoint
             try:
                 await self._executor.call(lambda ticket: Arm(ticket, session.id, breakpoint))
@@ -237,10 +235,10 @@ class Whitebox:
         return nullcontext() if session.ephemeral else self._keeper.room.keeping(session.id, count)
 
     async def lens_map(
-        self, session: Session, positions: Positions, layers: tuple[int, ...] | None, top_k: int
-    ) -> tuple[ActivationMap, LensTops]:
-        """A map after the layers given (None: all), and the `top_k` tokens that the final norm and the head make of
-        each of its residual streams. The caller may be cancelled at any moment.
+        self, session: Session, positions: Positions, layers: tuple[int, ...] | None, ask: LensAsk
+    ) -> tuple[ActivationMap, LensRows]:
+        """A map after the layers given (None: all), and what a lens tells of each of its residual streams. The caller
+        may be cancelled at any moment.
 
         Each tenant has one map at a time. The slices of its lens give way to turns (`HeadTime`).
 
@@ -251,7 +249,7 @@ class Whitebox:
                 found: ActivationMap = await self._executor.call(
                     lambda ticket: OpenMap(ticket, session.id, positions, layers)
                 )
-                return found, await self._slices(session, found.count, top_k)
+                return found, await self._slices(session, found.count, ask)
             finally:
                 if session.state is not SessionState.CLOSED and self._executor.failure is None:
                     self._executor.post(lambda ticket: CloseMap(ticket, session.id))
@@ -266,63 +264,39 @@ class Whitebox:
             )
             return await asyncio.to_thread(measure)
 
-    async def _slices(self, session: Session, count: int, top_k: int) -> LensTops:
-        tops: list[tuple[tuple[int, float], ...]] = []
-        size = LEAST_SLICE
-        while (first := len(tops)) < count:
-            end = min(count, first + size)
-            make = partial(MapLens, session=session.id, first=first, end=end, top_k=top_k)
-            found: LensRows = await self._head.take(session.owner, make)
-            tops += found.rows
-            size = max(LEAST_SLICE, min(MOST_SLICE, int((end - first) * SLICE_S / found.seconds)))
-        return tuple(tops)
-
-
-MAX_VECTORS = 1000
-
-
-class Vectors:
-    """Every owner's vectors, journaled if there is a journal. Used on the event loop only."""
-
-    def __init__(self, journal: Journal | None, room: JournalRoom | None = None) -> None:
-        """Takes up what the journal has, which must have been loaded. `room` is that on its disk."""
-        self._journal = journal
-        self._room = room or JournalRoom(None)
-        self._vectors: dict[VectorKey, TensorData] = {} if journal is None else journal.read(load_vectors)
-
-    def get(self, owner: str | None, name: str) -> TensorData:
-        """The owner's vector of that name. Raises `NotFound`."""
-        found = self._vectors.get(VectorKey(owner, name))
-        if found is None:
-            raise NotFound(f"no vector {name[:100]!r}", param="vector")
+    async def features(
+        self, session: Session, positions: Positions, dictionary: Dictionary, top_k: int, chosen: tuple[int, ...]
+    ) -> FeatureRows:
+        """What the dictionary makes of the residual streams of now at its layer: the `top_k` features of each, and the
+        activations of `chosen` ones. Gives way to turns as a lens does. Raises `FieldOutOfRange`, `NotFound`.
+        """
+        make = partial(
+            ReadFeatures,
+            session=session.id,
+            positions=positions,
+            layer=dictionary.layer,
+            point=dictionary.point,
+            digest=dictionary.file.digest,
+            k=dictionary.k,
+            top_k=top_k,
+            chosen=chosen,
+        )
+        found: FeatureRows = await self._head.take(session.owner, make)
         return found
 
-    def owned_by(self, owner: str | None) -> dict[str, TensorData]:
-        """The owner's vectors by name, in the order of their names."""
-        mine = {key.name: tensor for key, tensor in self._vectors.items() if key.owner == owner}
-        return dict(sorted(mine.items()))
-
-    async def put(self, owner: str | None, name: str, tensor: TensorData) -> None:
-        """Keep `tensor`, in the place of the owner's vector of that name if there is one.
-
-        Breakpoints keep the vector that they were armed with. Raises `FieldOutOfRange` if the owner has too many
-        vectors, `DiskShort`, and `NotDurable` if the journal failed: the vector is there, but a restart would lose it.
-        """
-        if name not in (mine := self.owned_by(owner)) and len(mine) >= MAX_VECTORS:
-            raise FieldOutOfRange(f"there are {MAX_VECTORS} vectors, the most allowed: delete some", param="name")
-        with self._room.claiming(len(tensor.data)):
-            await self._write(VectorKey(owner, name), tensor)
-
-    async def delete(self, owner: str | None, name: str) -> None:
-        """Forget the vector. Raises `NotFound`, and `NotDurable` like `put`."""
-        self.get(owner, name)
-        await self._write(VectorKey(owner, name), None)
-
-    async def _write(self, key: VectorKey, tensor: TensorData | None) -> None:
-        if tensor is None:
-            del self._vectors[key]
-        else:
-            self._vectors[key] = tensor
-        if self._journal is not None:
-            self._journal.append(key, tensor)
-            await self._journal.settled(key)
+    async def _slices(self, session: Session, count: int, ask: LensAsk) -> LensRows:
+        """All of the map's, joined."""
+        told, size, first = LensRows((), 0.0), LEAST_SLICE, 0
+        while first < count:
+            end = min(count, first + size)
+            make = partial(MapLens, session=session.id, first=first, end=end, ask=ask)
+            found: LensRows = await self._head.take(session.owner, make)
+            told = LensRows(
+                told.rows + found.rows,
+                told.seconds + found.seconds,
+                chosen=told.chosen + found.chosen,
+                measures=told.measures + found.measures,
+            )
+            size = max(LEAST_SLICE, min(MOST_SLICE, int((end - first) * SLICE_S / found.seconds)))
+            first = end
+        return told

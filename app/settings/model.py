@@ -36,6 +36,11 @@ class ModelSettings(BaseModel):
     max_lora_bytes: ByteSize = Field(
         ByteSize(256 << 20), description="memory of the device for all adapters; with none to come, it is left to KV"
     )
+    max_upload_bytes: ByteSize = Field(
+        ByteSize(512 << 20),
+        description="memory of the device, and disk, for all dictionaries, lenses and probes that clients upload; 0 "
+        "for none",
+    )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     tensor_parallel: int = Field(
         1,

@@ -60,6 +60,8 @@ class EngineSettings:
     """Names and folders of adapters that are loaded with the model."""
     lora_bytes: int
     """Most that adapters may take; 0: there are none."""
+    upload_bytes: int
+    """Most that dictionaries, lenses and probes may take."""
 
 
 class LimitSettings(BaseModel):
@@ -323,6 +325,7 @@ class Settings(LimitSettings, ModelSettings, ClusterSettings, AccessSettings, Ba
                 for name, _, folder in (word.partition("=") for word in self.lora)
             ),
             "lora_bytes": int(self.max_lora_bytes) if self.lora or self.lora_dir else 0,
+            "upload_bytes": int(self.max_upload_bytes),
         }
         return EngineSettings(**{**{name: getattr(self, name) for name in named}, **derived})
 

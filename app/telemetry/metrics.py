@@ -54,7 +54,7 @@ def journal_metrics(state: JournalState) -> Iterator[Metric]:
     """Every metric that follows from the journal's state."""
     failing = "1 while the journal cannot be written"
     yield GaugeMetricFamily("djinn_journal_failing", failing, float(state.failure is not None))
-    waiting = "Sessions, vectors and responses with changes that are not in the journal yet"
+    waiting = "Sessions, uploads and responses with changes that are not in the journal yet"
     yield GaugeMetricFamily("djinn_journal_waiting", waiting, state.waiting)
     if state.epoch is not None:
         yield GaugeMetricFamily("djinn_lease_epoch", "Number of the state folder's lease", state.epoch)

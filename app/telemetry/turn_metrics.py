@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from app.domain.activations import ResumeCost
 from app.domain.values import FinishReason
-from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
+from app.messages import Failed, Paused, Probed, Started, Token, TurnEvent, TurnFinished
 
 TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
 CHECKPOINT_BUCKETS = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1)
@@ -60,6 +60,8 @@ class TurnMetrics:
         self.resume_dispatch = checkpoints("djinn_resume_dispatch_seconds", carried_out)
         self.turn = turns("djinn_turn_seconds", "From submit to end")
         self.finished = labelled("djinn_turns_finished", "Turns that ended", "finished_reason", FinishReason, own)
+        self.probed = count("djinn_probe_values", "Positions at which probes were read")
+        self.halted = count("djinn_probe_halts", "Times that a probe stopped or paused a turn")
         self.failed = Counter("djinn_turns_failed", "Turns that failed", ["code"], registry=own)
 
 
@@ -89,6 +91,9 @@ class TurnClock:
                 self._observe_start(event)
             case Token():
                 self._observe_token(now)
+            case Probed():
+                self._metrics.probed.inc(len(event.positions))
+                self._metrics.halted.inc(event.halts)
             case Paused():
                 if self._last_token is None and not self._has_paused:
                     self.prefill_ms = (now - self._started) * 1000  # what comes after is not the engine's time alone

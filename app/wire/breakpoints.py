@@ -15,13 +15,14 @@ from pydantic import (
 )
 from typing_extensions import TypeAliasType
 
-from app.domain.breakpoints import Action, Breakpoint, Edit, OnTimeout, Pass, TensorData, When
+from app.domain.breakpoints import Action, Breakpoint, Edit, OnTimeout, Pass, Probe, TensorData, When
 from app.domain.errors import FieldOutOfRange
 from app.domain.points import Point
 from app.domain.values import ModelInfo
 from app.wire.base import MAX_COUNT, LongList, QueryModel, TokenId, View, WireModel, check_token_ids
 from app.wire.edits import MAX_EDITS, VECTOR_NAME, Edits, EditView, Numbers
 from app.wire.points import Layer, PointName, Target, check_action, check_heads, find_target
+from app.wire.probes import ProbeBody, ProbeView
 from app.wire.tensors import norm
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -72,6 +73,9 @@ class BreakpointBody(WireModel):
     when: WhenBody = EVERYWHERE
     action: Annotated[Action, Field(strict=False)]
     edits: Edits | None = Field(None, validate_default=True, description="goes with action edit, which needs them")
+    probe: ProbeBody | None = Field(
+        None, validate_default=True, description="goes with action probe, which needs it; it has its layer and point"
+    )
     once: bool = Field(False, description="the breakpoint goes after it has acted for the first time")
     timeout_s: float | None = Field(
         None,
@@ -93,6 +97,23 @@ class BreakpointBody(WireModel):
             raise ValueError(f"goes with action edit, not with {action}")
         return value
 
+    @field_validator("probe")
+    @classmethod
+    def _only_probes_are_read(cls, value: object, info: ValidationInfo) -> object:
+        action = info.data.get("action")
+        if value is None and action is Action.PROBE:
+            raise ValueError("action probe needs it")
+        if value is not None and action not in (None, Action.PROBE):
+            raise ValueError(f"goes with action probe, not with {action}")
+        return value
+
+    @model_validator(mode="after")
+    def _probes_have_their_place(self) -> Self:
+        given = next((name for name in ("point", "layer", "layers") if name in self.model_fields_set), None)
+        if self.action is Action.PROBE and given is not None:
+            raise FieldOutOfRange(f"{given}: the probe has its own", param=given)
+        return self
+
     @model_validator(mode="after")
     def _only_captures_choose_heads(self) -> Self:
         if self.heads is not None and self.action is not Action.CAPTURE:
@@ -104,8 +125,8 @@ class BreakpointBody(WireModel):
     @classmethod
     def _only_pauses_time_out(cls, value: object, info: ValidationInfo) -> object:
         action = info.data.get("action")
-        if value is not None and action not in (None, Action.PAUSE):
-            raise ValueError(f"goes with action pause, not with {action}")
+        if value is not None and action not in (None, Action.PAUSE, Action.PROBE):
+            raise ValueError(f"goes with action pause or probe, not with {action}")
         return value
 
     @model_validator(mode="after")
@@ -124,9 +145,11 @@ class BreakpointBody(WireModel):
             check_heads(tuple(self.heads), target, param="heads")
         return target
 
-    def to_breakpoint(self, info: ModelInfo, target: Target, edits: tuple[Edit, ...]) -> Breakpoint:
-        """A new breakpoint at the target, with `edits`, which are the body's. Raises `FieldOutOfRange` for what can be
-        in no history of this model.
+    def to_breakpoint(
+        self, info: ModelInfo, target: Target, edits: tuple[Edit, ...], probe: Probe | None = None
+    ) -> Breakpoint:
+        """A new breakpoint at the target, with `edits` and a `probe`, which are the body's. Raises `FieldOutOfRange`
+        for what can be in no history of this model.
         """
         return Breakpoint(
             id=f"bp_{secrets.token_hex(8)}",
@@ -139,6 +162,7 @@ class BreakpointBody(WireModel):
             on_timeout=OnTimeout.RESUME if self.on_timeout is None else self.on_timeout,
             point=target.point,
             heads=tuple(self.heads or ()),
+            probe=probe,
         )
 
 
@@ -163,6 +187,7 @@ class BreakpointView(View):
     action: Action
     when: WhenView
     edits: list[Annotated[EditView, BeforeValidator(EditView.of)]]
+    probe: Annotated[ProbeView | None, BeforeValidator(ProbeView.of)]
     once: bool
     timeout_s: float
     on_timeout: OnTimeout

@@ -9,17 +9,28 @@ from app.domain.values import Grammar
 from app.tools.definitions import ToolUse
 from app.tools.support import form_without_effect
 from app.wire.extras import OpenBody
+from app.wire.probes import ProbeReading
 from app.wire.turns import SamplingFields, is_none
 
 
 class Djinn(BaseModel):
     """What only this server tells of an answer."""
 
-    recomputed_because: str = Field(description="where the prompt first differs from the session's history")
+    recomputed_because: str | None = Field(
+        None, exclude_if=is_none, description="where the prompt first differs from the session's history"
+    )
+    probes: list[ProbeReading] | None = Field(
+        None,
+        exclude_if=is_none,
+        description="what the session's probes have found, of all choices; in a stream, lately",
+    )
 
 
 DJINN: dict[str, Any] = {
-    "djinn": (Djinn | None, Field(None, exclude_if=is_none, description="if a history was not kept to its end"))
+    "djinn": (
+        Djinn | None,
+        Field(None, exclude_if=is_none, description="if a history was not kept to its end, or probes are armed"),
+    )
 }
 
 

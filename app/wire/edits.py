@@ -1,5 +1,6 @@
 """Bodies about edits: what is changed at a point, by what, at which positions, and where that holds."""
 
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Annotated, Literal, Self
 
@@ -59,6 +60,7 @@ NEEDED_BY: dict[str, tuple[EditOp, ...]] = {"factor": (EditOp.SCALE, EditOp.CLAM
 TAKEN_BY: dict[str, tuple[EditOp, ...]] = {
     "factor": (EditOp.SCALE, EditOp.ADD, EditOp.CLAMP),
     "source": (EditOp.ADD, EditOp.REPLACE, EditOp.ABLATE),
+    "feature": (EditOp.SCALE, EditOp.ADD, EditOp.CLAMP, EditOp.ABLATE),
     "vector": (*_WITH_VECTOR, EditOp.ABLATE),
     "orthogonal_to": (EditOp.ADD, EditOp.PROJECT_OUT, EditOp.CLAMP),
 }
@@ -85,17 +87,29 @@ class KeptBody(WireModel):
     )
 
 
+class FeatureBody(WireModel):
+    """A feature of an uploaded dictionary."""
+
+    dictionary: VectorName
+    index: int = Field(ge=0, le=MAX_COUNT)
+
+
 class GateBody(WireModel):
-    """At which positions the edit is made: where `h . along` is `above` a number, `below` one, or both. `h` is all that
-    stands at the position before this edit, whichever heads or neurons it is for.
+    """At which positions the edit is made: where `h . along`, or the activation of a `feature`, is `above` a number,
+    `below` one, or both. `h` is all that stands at the position before this edit, whichever heads or neurons it is for.
     """
 
-    along: VectorField = Field(description="name of an uploaded vector, or its numbers: as many as the point is wide")
+    along: VectorField | None = Field(
+        None, description="name of an uploaded vector, or its numbers: as many as the point is wide"
+    )
+    feature: FeatureBody | None = Field(None, description="of a dictionary at the same point; in the place of `along`")
     above: Float32 | None = None
     below: Float32 | None = None
 
     @model_validator(mode="after")
     def _some_end(self) -> Self:
+        if (self.along is None) == (self.feature is None):
+            raise ValueError("give exactly one of along and feature")
         if self.above is None and self.below is None:
             raise ValueError("give above, below or both")
         return self
@@ -113,6 +127,11 @@ class EditBody(WireModel):
         None,
         alias="from",
         description="a session's kept activations: each position is given its own, ablate the mean over all of them",
+    )
+    feature: FeatureBody | None = Field(
+        None,
+        description="scale, clamp or ablate its activation, and change h by what its decoder makes of that; add: its "
+        "decoder takes the place of `vector`",
     )
     vector: VectorField | None = Field(
         None,
@@ -135,20 +154,21 @@ class EditBody(WireModel):
     )
     when: GateBody | None = Field(None, description="only where this holds")
 
-    @field_validator("factor", "source", "vector", "orthogonal_to")
+    @field_validator("factor", "source", "feature", "vector", "orthogonal_to")
     @classmethod
     def _goes_with_op(cls, value: object, info: ValidationInfo) -> object:
         op, field = info.data.get("op"), info.field_name
         assert field is not None
         if op is None:  # which has an error of its own
             return value
-        has_source = info.data.get("source") is not None
+        other = next((name for name in ("source", "feature") if info.data.get(name) is not None), None)
+        has_source = other is not None
         if value is None and op in NEEDED_BY.get(field, ()) and not (field == "vector" and has_source):
             raise ValueError(f"{op} needs it")
         if value is not None and op not in TAKEN_BY[field]:
             raise ValueError(f"goes with {', '.join(TAKEN_BY[field])}, not with {op}")
-        if value is not None and has_source and field in ("vector", "orthogonal_to"):
-            raise ValueError("goes without from")
+        if value is not None and has_source and field in ("feature", "vector", "orthogonal_to"):
+            raise ValueError(f"goes without {'from' if other == 'source' else other}")
         return value
 
     @field_validator("neurons", "experts")
@@ -179,7 +199,7 @@ def fits(edit: Edit, width: int) -> bool:
     """Whether what the edit uses of its vector, at a point of that width, is long enough, and not too long, for what it
     does with it: each head's numbers, where it has those of all.
     """
-    if edit.op not in ALONG_A_DIRECTION or edit.vector is None:
+    if edit.op not in ALONG_A_DIRECTION or edit.vector is None or edit.feature is not None:
         return True
     numbers, part = to_float32(edit.vector).reshape(1, -1), edit.part
     if part is not None and numbers.size == width:
@@ -206,6 +226,17 @@ class EditVectorView(BaseModel):
         return cls(size=vector.shape[-1], norm=norm(vector), rows=rows)
 
 
+class FeatureView(BaseModel):
+    """How a feature's activation follows from `z`, the product with its encoder: `relu(scale * z + bias)` where `z +
+    gate > threshold`, else 0. The encoder and the decoder are the halves of `vector`.
+    """
+
+    scale: float
+    bias: float
+    gate: float
+    threshold: float
+
+
 class GateView(BaseModel):
     """Where an edit is made. An end that is null does not count."""
 
@@ -222,6 +253,7 @@ class EditView(BaseModel):
     op: EditOp
     factor: float | None
     vector: EditVectorView | None
+    feature: FeatureView | None
     heads: list[int] | None
     neurons: list[int] | None
     experts: list[int] | None
@@ -244,6 +276,7 @@ class EditView(BaseModel):
             op=edit.op,
             factor=edit.factor if edit.op in TAKEN_BY["factor"] else None,
             vector=edit.vector and EditVectorView.of(edit.vector),
+            feature=edit.feature and FeatureView(**asdict(edit.feature)),
             **part,
             positions=[first, end] if end is not None else "last" if edit.positions == LAST else "all",
             keep_norm=edit.keep_norm,

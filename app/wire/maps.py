@@ -8,10 +8,11 @@ from typing import Annotated, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from app.domain.activations import MAX_MAP_POSITIONS, ActivationMap, ActivationNorms, MapLayer
+from app.domain.activations import MAX_MAP_POSITIONS, ActivationMap, ActivationNorms, LensAsk, LensRows, MapLayer
 from app.domain.errors import FieldOutOfRange
-from app.sessions.whitebox import LensTops
+from app.domain.uploads import LensKind, Translators
 from app.text.tokenizer import Tokens
+from app.wire.base import check_token_ids
 from app.wire.checkpoint import RANGE, ActivationQuery, PositionsText
 from app.wire.edits import VECTOR_NAME
 
@@ -29,6 +30,9 @@ def _require_layers(text: str) -> str:
     return text
 
 
+MAX_TOKENS = 16
+"""Chosen ones of a lens."""
+TokensText = Annotated[str, Field(pattern=r"^[0-9]{1,9}(,[0-9]{1,9}){0,63}$")]
 LayersText = Annotated[str, AfterValidator(_require_layers)]
 
 
@@ -57,6 +61,35 @@ class LensMapQuery(MapQuery):
     """Which residual streams the lens reads, and how much it tells."""
 
     top_k: int = Field(1, ge=1, le=5, description="tokens to report for each residual stream")
+    lens: str | None = Field(
+        None, pattern=VECTOR_NAME, description="name of an uploaded lens, whose layers, and the last, are read"
+    )
+    tokens: TokensText | None = Field(
+        None, description=f"ids such as 262,257: at most {MAX_TOKENS} whose ranks and log-probabilities to report too"
+    )
+    measures: bool = Field(False, description="report entropies, and divergences from what the model says at last")
+
+    def to_ask(self, lens: Translators | None, vocab_size: int) -> LensAsk:
+        """What to tell, in the engine's form. Raises `FieldOutOfRange` for tokens that there are not."""
+        chosen = () if self.tokens is None else tuple(map(int, self.tokens.split(",")))
+        if len(chosen) > MAX_TOKENS:
+            raise FieldOutOfRange(f"tokens: at most {MAX_TOKENS}, not {len(chosen)}", param="tokens")
+        check_token_ids(chosen, vocab_size, param="tokens")
+        if lens is None:
+            return LensAsk(self.top_k, chosen=chosen, measures=self.measures)
+        return LensAsk(self.top_k, lens.file.digest, lens.lens is LensKind.TUNED, chosen, self.measures)
+
+    def to_lens_layers(self, lens: Translators | None, num_layers: int) -> tuple[int, ...] | None:
+        """The layers that the lens reads, or those asked for. Raises `FieldOutOfRange` for one that it lacks."""
+        layers = self.to_layers(num_layers)
+        if lens is None:
+            return layers
+        readable = {*lens.layers, num_layers - 1}
+        for layer in layers or ():
+            if layer not in readable:
+                known = ", ".join(map(str, sorted(readable)))
+                raise FieldOutOfRange(f"layers: the lens has no matrix for {layer}, only {known}", param="layers")
+        return layers or tuple(sorted(readable))
 
 
 class NormsQuery(MapQuery):
@@ -88,6 +121,13 @@ class LensMapLayer(BaseModel):
     logprobs: list[list[float | None]] = Field(
         description="natural logarithms, to 4 digits; null where the residual stream is not finite"
     )
+    ranks: list[list[int]] = Field(description="of the chosen `tokens`, in their order: 0 is the likeliest of all")
+    chosen_logprobs: list[list[float | None]] = Field(description="of the chosen `tokens`")
+    entropies: list[float | None] = Field(description="in nats; empty unless `measures` were asked for")
+    divergences: list[float | None] = Field(
+        description="from what the model says at last, KL(last || here), in nats; null where the stream after the last "
+        "layer is not kept; empty unless `measures` were asked for"
+    )
 
 
 class LensMapView(MapView):
@@ -100,16 +140,28 @@ class LensMapView(MapView):
     texts: dict[str, str]
 
     @classmethod
-    def of(cls, found: ActivationMap, tops: LensTops, tokens: Tokens) -> Self:
-        """The wire form of a map and its `tops`."""
+    def of(cls, found: ActivationMap, told: LensRows, tokens: Tokens) -> Self:
+        """The wire form of a map and what the lens `told` of it."""
         layers, begin = [], 0
         for each in found.layers:
-            its_tops = tops[begin : begin + len(each.positions)]
+            its = slice(begin, begin + len(each.positions))
             begin += len(each.positions)
-            rows = _by_position(found, each, its_tops, ())
+            rows = _by_position(found, each, told.rows[its], ())
+            chosen = _by_position(found, each, told.chosen[its], ())
+            measures = _by_position(found, each, told.measures[its], (math.nan, math.nan)) if told.measures else []
             ids = [[token_id for token_id, _ in top] for top in rows]
             logprobs = [[_rounded(logprob) for _, logprob in top] for top in rows]
-            layers.append(LensMapLayer(layer=each.layer, token_ids=ids, logprobs=logprobs))
+            layers.append(
+                LensMapLayer(
+                    layer=each.layer,
+                    token_ids=ids,
+                    logprobs=logprobs,
+                    ranks=[[rank for rank, _ in row] for row in chosen],
+                    chosen_logprobs=[[_rounded(logprob) for _, logprob in row] for row in chosen],
+                    entropies=[_rounded(entropy) for entropy, _ in measures],
+                    divergences=[_rounded(divergence) for _, divergence in measures],
+                )
+            )
         named = {token_id for each in layers for top in each.token_ids for token_id in top}
         texts = {str(token_id): tokens.token_text(token_id) for token_id in sorted(named.union(found.token_ids))}
         return cls(**asdict(replace(found, layers=())) | {"layers": layers}, texts=texts)

@@ -174,3 +174,43 @@ class PointList(BaseModel):
                     )
                 )
         return cls(data=views)
+
+
+def as_number(value: object) -> object:
+    """A field of a form is text."""
+    return int(value) if isinstance(value, str) and value.isdecimal() and value.isascii() else value
+
+
+def place_of_hook(hook: str | None, own_layer: int | None, own_point: str | None, info: ModelInfo) -> tuple[int, Point]:
+    """The layer and the point that a hook's name, or else the form, names."""
+    param = "layer" if hook is None else "cfg.hook_name"
+    found = find_point(own_point or Point.RESID_POST) if hook is None else find_point(hook)
+    if found is None:
+        if hook is not None:
+            wrong = f"{param}: {hook} must be a point of a layer, as TransformerLens calls it"
+            raise FieldOutOfRange(wrong, param=param)
+        raise FieldOutOfRange(f"point: there is no point {own_point}", param="point")
+    point, layer = found
+    layer = own_layer if layer is None else layer
+    if layer is None:
+        raise FieldOutOfRange("layer: required, as no cfg.json says where the dictionary belongs", param="layer")
+    if point is Point.RESID_PRE and layer > 0:
+        point, layer = Point.RESID_POST, layer - 1  # the same tensor, which is there without entering the layer
+    if layer >= info.num_layers:
+        raise FieldOutOfRange(f"{param}: layer {layer} must be from 0 to {info.num_layers - 1}", param=param)
+    return layer, point
+
+
+def place_of_fields(layer: int, point: str, info: ModelInfo) -> tuple[int, Point]:
+    """The same for fields alone."""
+    return place_of_hook(None, layer, point, info)
+
+
+def width_at(point: Point, layer: int, info: ModelInfo, *, param: str = "cfg.hook_name") -> int:
+    """How many numbers the point has. Raises `FieldOutOfRange` where a dictionary or a probe cannot be."""
+    shape = info.points[point][layer] if point in info.points else None
+    if shape is None or ABOUT[point].axis in (Axis.KEYS, Axis.STATE):
+        there = [each for each in info.points if info.points[each][layer] is not None]
+        wrong = f"{param}: layer {layer} has no {point} with a row of numbers at each position; it has "
+        raise FieldOutOfRange(wrong + names_of(there), param=param)
+    return shape.width

@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, TensorSpec, deserialize, serialize
+from safetensors import SafetensorError, TensorSpec, deserialize, safe_open, serialize
 
 from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange, MalformedRequest
@@ -57,6 +58,30 @@ def read_one(content: bytes, *, param: str) -> tuple[str, TensorData, dict[str, 
     # The library checks the metadata but does not give it out: the header is JSON after its length in 8 bytes.
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return name, tensor, header.get("__metadata__") or {}
+
+
+def read_arrays(path: Path, *, param: str) -> dict[str, NDArray[np.float32]]:
+    """All tensors of a safetensors file as float32. Raises `MalformedRequest` unless it is such a file,
+    `FieldOutOfRange` for a dtype that is not known here. `param` names the file.
+    """
+    try:
+        with safe_open(path, framework="numpy"):  # checks the header against the file
+            pass
+    except (OSError, SafetensorError) as error:
+        raise MalformedRequest(f"{param}: it is not a safetensors file, or not a whole one", param=param) from error
+    with path.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(size))
+    header.pop("__metadata__", None)
+    found, data = {}, np.memmap(path, np.uint8, "r")
+    for name, entry in header.items():
+        if entry["dtype"] not in DTYPES:
+            field = f"{param}.{name[:100]}"
+            raise FieldOutOfRange(f"{field}: {entry['dtype']} must be one of {', '.join(DTYPES)}", param=field)
+        first, end = entry["data_offsets"]
+        content = data[8 + size + first : 8 + size + end]
+        found[name] = to_float32(TensorData(DTYPES[entry["dtype"]], tuple(entry["shape"]), content.tobytes()))
+    return found
 
 
 def first_infinite(tensor: TensorData) -> int | None:

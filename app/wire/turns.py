@@ -37,6 +37,7 @@ from app.wire.base import (
     shape,
 )
 from app.wire.checkpoint import CheckpointView
+from app.wire.probes import ProbeReading
 
 ANY_OBJECT = '{"type":"object"}'
 MAX_CHOICES = 10_000
@@ -281,6 +282,9 @@ class TurnView(BaseModel):
     finish_reason: FinishReason | None
     usage: TurnUsageView
     checkpoint: CheckpointView | None
+    probes: list[ProbeReading] | None = Field(
+        None, exclude_if=is_none, description="what probes have found in the whole turn, if any are armed"
+    )
     logprobs: list[TokenLogprobsView] | None = Field(None, exclude_if=is_none)
 
 
@@ -301,6 +305,7 @@ TurnErrorBody = shape(
 TurnEvent = any_event(
     "TurnEvent",
     ("token", "TurnTokenEvent", "Tokens that have been generated.", TokenEvent),
+    ("probe", "TurnProbeEvent", "What a probe has found, before the next token.", ProbeReading),
     ("paused", "TurnPausedEvent", "The last event of a turn that has paused.", TurnView),
     ("finished", "TurnFinishedEvent", "The last event of a turn that is over.", TurnView),
     ("error", "TurnErrorEvent", "The last event of a turn that has failed.", TurnErrorBody),

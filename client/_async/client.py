@@ -10,7 +10,10 @@ from typing import Any, Self
 import httpx
 
 from client import breakpoint_calls, calls
+from client._async.dictionaries import AsyncDictionaries
+from client._async.lenses import AsyncLenses
 from client._async.live import live_events
+from client._async.probes import AsyncProbes
 from client._async.session import AsyncSession
 from client._async.vectors import AsyncVectors
 from client.breakpoint_models import PointInfo
@@ -129,6 +132,9 @@ class AsyncDjinn:
         self._transport = transport
         self.sessions = AsyncSessions(transport)
         self.vectors = AsyncVectors(transport)
+        self.dictionaries = AsyncDictionaries(transport)
+        self.lenses = AsyncLenses(transport)
+        self.probes = AsyncProbes(transport)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._transport.address!r})"

@@ -11,7 +11,10 @@ from typing import Any, Self
 import httpx
 
 from client import breakpoint_calls, calls
+from client._sync.dictionaries import Dictionaries
+from client._sync.lenses import Lenses
 from client._sync.live import live_events
+from client._sync.probes import Probes
 from client._sync.session import Session
 from client._sync.vectors import Vectors
 from client.breakpoint_models import PointInfo
@@ -130,6 +133,9 @@ class Djinn:
         self._transport = transport
         self.sessions = Sessions(transport)
         self.vectors = Vectors(transport)
+        self.dictionaries = Dictionaries(transport)
+        self.lenses = Lenses(transport)
+        self.probes = Probes(transport)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._transport.address!r})"

@@ -12,10 +12,10 @@ from client import breakpoint_calls, calls
 from client._sync.breakpoints import Breakpoint, Checkpoint
 from client._sync.live import live_events
 from client._sync.turn import TurnStream, stream_turn
-from client.breakpoint_models import LensMap, Norms, OnTimeout, Pass, Positions
+from client.breakpoint_models import Features, LensMap, Norms, OnTimeout, Pass, Positions
 from client.calls import UNSET, Seconds, given
 from client.captures import Captures
-from client.edits import EditOptions, Kept, Until, Vector, Where, capture_body, pause_body, steer_body
+from client.edits import EditOptions, Kept, Until, Vector, Where, capture_body, pause_body, probe_body, steer_body
 from client.errors import DjinnError, NotFound
 from client.live import Event
 from client.models import History, Move, Phase, PhaseChange, SessionInfo, Turn
@@ -231,6 +231,24 @@ class Session:
         """
         return self._arm(capture_body(given(locals())), timeout)
 
+    def probe(
+        self,
+        name: str,
+        *,
+        above: float | None = None,
+        then: Literal["stop", "pause"] | None = None,
+        when_pass: Pass | None = None,
+        position: int | None = None,
+        token_id: int | None = None,
+        every: int | None = None,
+        once: bool | None = None,
+        timeout: Seconds = UNSET,
+    ) -> Breakpoint:
+        """Read an uploaded probe at each position, for `Turn.probes`. Where it finds more than `above`, the turn stops
+        before its next token, or pauses.
+        """
+        return self._arm(probe_body(given(locals())), timeout)
+
     def steer(
         self,
         *,
@@ -312,13 +330,18 @@ class Session:
         positions: Positions = "last",
         layers: Sequence[int] | None = None,
         top_k: int = 1,
+        lens: str | None = None,
+        tokens: Sequence[int] | None = None,
+        measures: bool = False,
         timeout: Seconds = UNSET,
     ) -> LensMap:
-        """The logit lens at every layer that `capture_at` has recorded, and where the session is paused.
+        """The logit lens, or the uploaded one called `lens`, at every layer that `capture_at` has recorded, and where
+        the session is paused. It also tells the ranks of `tokens`, and with `measures` entropies and divergences.
 
         At most 64 positions. While turns run, it takes its time: it gives way to their tokens.
         """
-        return self._transport.send(breakpoint_calls.read_lens_map(self.id, positions, layers, top_k), timeout)
+        call = breakpoint_calls.read_lens_map(self.id, positions, layers, top_k, lens, tokens, measures=measures)
+        return self._transport.send(call, timeout)
 
     def norms(
         self,
@@ -330,6 +353,21 @@ class Session:
     ) -> Norms:
         """How long the same residual streams are, and the cosine of each to a named vector."""
         return self._transport.send(breakpoint_calls.read_norms(self.id, positions, layers, vector), timeout)
+
+    def features(
+        self,
+        dictionary: str,
+        *,
+        positions: Positions = "last",
+        top_k: int = 10,
+        features: Sequence[int] | None = None,
+        timeout: Seconds = UNSET,
+    ) -> Features:
+        """The `top_k` most active features of a dictionary at each position that `capture_at` has recorded at its
+        point, or where the session is paused there, and the activations of the `features` given. At most 64 positions.
+        """
+        call = breakpoint_calls.read_features(self.id, dictionary, positions, top_k, features)
+        return self._transport.send(call, timeout)
 
     def captures(self, *, point: str | None = None, layer: int | None = None, timeout: Seconds = UNSET) -> Captures:
         """What `capture_at` has recorded so far, at one point or in one layer if that is given."""

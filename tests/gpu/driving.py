@@ -59,6 +59,7 @@ def cpu_settings(**changed: Any) -> EngineSettings:
         "max_model_len": None,
         "lora": (),
         "lora_bytes": 1 << 26,
+        "upload_bytes": 1 << 26,
     }
     return EngineSettings(**settings | changed)
 

@@ -8,9 +8,9 @@ import pytest
 
 from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange, NotDurable
+from app.domain.uploads import UploadKey, UploadKind
 from app.domain.values import JournalState, SessionId
 from app.journal.journal import FILE_NAME, Journal
-from app.journal.records import VectorKey
 from tests.journal import written
 from tests.journal.building import be_impatient, change, held_up, histories, limit_pages
 
@@ -134,7 +134,7 @@ async def test_a_change_that_cannot_be_written_is_told_and_takes_no_other_with_i
 
 
 async def test_the_log_names_no_vector_and_no_owner(journal: Journal, caplog: pytest.LogCaptureFixture) -> None:
-    key = VectorKey("acme", "swordfish\ud800")  # SQLite takes no lone surrogate
+    key = UploadKey("acme", UploadKind.VECTOR, "swordfish\ud800")  # SQLite takes no lone surrogate
     journal.append(key, TensorData("float32", (1,), bytes(4)))
     with pytest.raises(NotDurable):
         await journal.settled(key)

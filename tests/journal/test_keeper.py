@@ -26,15 +26,15 @@ from app.domain.breakpoints import (
 )
 from app.domain.errors import FieldOutOfRange
 from app.domain.positions import Run, runs_of
+from app.domain.uploads import UploadKey, UploadKind
 from app.domain.values import SessionId, SessionState
 from app.journal.journal import FILE_NAME, Journal
 from app.journal.records import (
     InterventionChange,
-    VectorKey,
     from_json,
     to_json,
 )
-from app.journal.tables import load_vectors
+from app.journal.tables import load_uploads
 from app.sessions.keeper import SessionKeeper
 from app.sessions.session import Session
 from tests.journal.building import FILE, execute, histories, model_info
@@ -64,6 +64,10 @@ RUNS = st.sets(st.integers(0, 99), min_size=1).map(sorted).map(runs_of)
 INTERVENTIONS = st.builds(Intervention, st.integers(0, 9), st.integers(10, 99), st.integers(1, 40), EDITS) | st.builds(
     Intervention.at, RUNS, st.integers(1, 40), EDITS
 )
+
+
+def vector_key(owner: str | None, name: str) -> UploadKey:
+    return UploadKey(owner, UploadKind.VECTOR, name)
 
 
 def vector(*values: float) -> TensorData:
@@ -174,7 +178,7 @@ def stored_tensors(folder: Path) -> int:
 
 
 async def test_a_vector_is_stored_once_for_as_long_as_anybody_refers_to_it(journal: Journal, tmp_path: Path) -> None:
-    keeper, one, two, key = SessionKeeper(journal), session(1), session(2), VectorKey("me", "calm")
+    keeper, one, two, key = SessionKeeper(journal), session(1), session(2), vector_key("me", "calm")
     assert STEERED.edit.vector is not None
     for each in (one, two):
         each.breakpoints, each.interventions = {STEER.id: STEER}, (STEERED, replace(STEERED, boundary=1))
@@ -198,29 +202,29 @@ async def test_a_vector_is_stored_once_for_as_long_as_anybody_refers_to_it(journ
 
 
 async def test_vectors_are_each_owners_own_and_the_last_of_a_name_counts(journal: Journal, tmp_path: Path) -> None:
-    mine, yours, unowned = VectorKey("me", "calm"), VectorKey("you", "calm"), VectorKey(None, "calm")
+    mine, yours, unowned = vector_key("me", "calm"), vector_key("you", "calm"), vector_key(None, "calm")
     for key, value in ((mine, 1.0), (yours, 2.0), (unowned, 3.0), (mine, 4.0)):
         journal.append(key, vector(value, 0.0))
     journal.append(yours, None)
-    journal.append(VectorKey("me", "half"), TensorData("bfloat16", (2,), b"\x80\x3f\x00\x40"))
+    journal.append(vector_key("me", "half"), TensorData("bfloat16", (2,), b"\x80\x3f\x00\x40"))
     await journal.settled()
     journal.append(unowned, vector(5.0, 0.0))
     journal.close()
     again = Journal(tmp_path)
     again.load(model_info())
-    assert again.read(load_vectors) == {
+    assert again.read(load_uploads) == {
         mine: vector(4.0, 0.0),
         unowned: vector(5.0, 0.0),
-        VectorKey("me", "half"): TensorData("bfloat16", (2,), b"\x80\x3f\x00\x40"),
+        vector_key("me", "half"): TensorData("bfloat16", (2,), b"\x80\x3f\x00\x40"),
     }
     again.close()
 
 
 async def test_another_models_vectors_are_refused_even_without_a_session(journal: Journal, tmp_path: Path) -> None:
-    journal.append(VectorKey(None, "calm"), vector(1.0))
+    journal.append(vector_key(None, "calm"), vector(1.0))
     journal.close()
     again = Journal(tmp_path)
-    with pytest.raises(FieldOutOfRange, match=r"0 sessions and 1 vector .* model 'tiny'"):
+    with pytest.raises(FieldOutOfRange, match=r"0 sessions and 1 upload .* model 'tiny'"):
         again.load(model_info("other"))
     again.close()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.domain.activations import ActivationMap, ActivationNorms, LensRows, MapLayer
+from app.domain.activations import ActivationMap, ActivationNorms, LensAsk, LensRows, MapLayer
 from app.domain.breakpoints import ALL, Positions
 from app.domain.errors import EngineError
 from app.domain.values import SessionId, Ticket
@@ -136,8 +136,8 @@ def session(name: str, owner: str | None = None) -> Session:
 @pytest.mark.parametrize("seconds", [0.0001, 0.01, 3.0])
 async def test_a_map_is_whole_and_its_slices_are_small(seconds: float) -> None:
     engine = Engine(seconds)
-    _, tops = await maps_of(engine, busy=False).lens_map(session("a"), ALL, None, 1)
-    assert [top[0][0] for top in tops] == list(range(CELLS))
+    _, told = await maps_of(engine, busy=False).lens_map(session("a"), ALL, None, LensAsk(1))
+    assert [top[0][0] for top in told.rows] == list(range(CELLS))
     sizes = [each.end - each.first for each in engine.slices]
     assert max(sizes) <= MOST_SLICE
     assert (max(sizes) == MOST_SLICE) == (seconds == 0.0001)
@@ -147,7 +147,7 @@ async def test_a_map_is_whole_and_its_slices_are_small(seconds: float) -> None:
 async def test_maps_of_several_tenants_share_that_time() -> None:
     engine = Engine()
     maps = maps_of(engine, busy=True)
-    await asyncio.gather(*(maps.lens_map(session(name, name), ALL, None, 1) for name in "ab"))
+    await asyncio.gather(*(maps.lens_map(session(name, name), ALL, None, LensAsk(1)) for name in "ab"))
     engine.assert_rested(whitebox.SHARE)
     assert sorted(engine.sessions[:8]) == list("aaaabbbb")
 
@@ -155,7 +155,7 @@ async def test_maps_of_several_tenants_share_that_time() -> None:
 async def test_a_tenant_has_one_map_at_a_time() -> None:
     engine = Engine()
     maps = maps_of(engine, busy=False)
-    await asyncio.gather(*(maps.lens_map(session(name, "acme"), ALL, None, 1) for name in "abc"))
+    await asyncio.gather(*(maps.lens_map(session(name, "acme"), ALL, None, LensAsk(1)) for name in "abc"))
     assert engine.most_open == 1
     assert engine.sessions == sorted(engine.sessions)
     await asyncio.gather(*(maps.norms(session(name, "acme"), ALL, None, None) for name in "abc"))
@@ -166,14 +166,14 @@ async def test_who_leaves_has_no_more_slices_computed_and_costs_turns_no_more_th
     engine = Engine()
     maps = maps_of(engine, busy=True)
     for _ in range(4):
-        reading = asyncio.create_task(maps.lens_map(session("a"), ALL, None, 1))
+        reading = asyncio.create_task(maps.lens_map(session("a"), ALL, None, LensAsk(1)))
         await asyncio.wait_for(engine.is_asked.wait(), 10)
         engine.is_asked.clear()
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
     done = len(engine.sessions)
-    await maps.lens_map(session("b"), ALL, None, 1)
+    await maps.lens_map(session("b"), ALL, None, LensAsk(1))
     assert set(engine.sessions[done:]) == {"b"}
     assert engine.open == set()
     engine.assert_rested(whitebox.SHARE)
@@ -187,5 +187,5 @@ async def test_a_paused_turn_does_not_count_as_one_under_way(registry: SessionRe
     assert registry.table.turns.any_run()
     await reader.read()
     assert not registry.table.turns.any_run()
-    assert (await registry.whitebox.lens_map(one, ALL, None, 1))[0].count == 0
+    assert (await registry.whitebox.lens_map(one, ALL, None, LensAsk(1)))[0].count == 0
     assert len(one.history) == len(PROMPT) + 3

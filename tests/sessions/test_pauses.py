@@ -23,11 +23,12 @@ from app.domain.breakpoints import (
 from app.domain.errors import Draining, FieldOutOfRange, NotDurable, NotFound, WrongState
 from app.domain.values import FinishReason, Phase, SessionState, StopRule, Tier
 from app.exports.exports import export_session, import_session
+from app.machine.budget import DiskRoom
 from app.messages import Paused, TurnFinished
 from app.routers.dependencies import Services
 from app.sessions.lifecycle import drain
 from app.sessions.registry import SessionRegistry
-from app.sessions.whitebox import MAX_VECTORS, Vectors
+from app.sessions.uploads import MAX_UPLOADS, Uploads
 from tests.file_sizes import largest_file
 from tests.journal.building import held_up
 from tests.pausing import (
@@ -317,19 +318,19 @@ def vector(value: float) -> TensorData:
     return TensorData("float32", (2,), struct.pack("<2f", value, 0.0))
 
 
-async def test_an_owner_has_at_most_so_many_but_may_replace_them() -> None:
-    vectors = Vectors(None)
-    for index in range(MAX_VECTORS):
-        await vectors.put("me", f"v{index}", vector(index))
+async def test_an_owner_has_at_most_so_many_but_may_replace_them(registry: SessionRegistry, tmp_path: Path) -> None:
+    vectors = Uploads(None, registry.executor, tmp_path, DiskRoom(tmp_path), 0)
+    for index in range(MAX_UPLOADS):
+        await vectors.put_vector("me", f"v{index}", vector(index))
     with pytest.raises(FieldOutOfRange, match="1000"):
-        await vectors.put("me", "one more", vector(0))
-    await vectors.put("me", "v0", vector(7))
-    await vectors.put("you", "v0", vector(8))
-    assert vectors.get("me", "v0") == vector(7)
+        await vectors.put_vector("me", "one more", vector(0))
+    await vectors.put_vector("me", "v0", vector(7))
+    await vectors.put_vector("you", "v0", vector(8))
+    assert vectors.vector("me", "v0") == vector(7)
 
 
 async def test_a_vector_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
     wide = TensorData("float32", (100_000,), bytes(400_000))
     async with running_services(state_dir=tmp_path) as services:
         with largest_file(200_000), pytest.raises(NotDurable):
-            await services.vectors.put("me", "calm", wide)
+            await services.uploads.put_vector("me", "calm", wide)

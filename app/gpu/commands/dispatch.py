@@ -51,6 +51,14 @@ class AdapterStore(Protocol):
     def use(self) -> AdapterUse: ...
 
 
+class UploadStore(Protocol):
+    """`forward.uploads.LoadedUploads`, which has tensors."""
+
+    def load(self, path: Path, digest: str) -> None: ...
+
+    def drop(self, digest: str) -> None: ...
+
+
 class CommandHandler:
     """Carries out commands between two steps. Each is carried out whole, or raises and changes nothing."""
 
@@ -64,6 +72,7 @@ class CommandHandler:
         text: Callable[[], TextUse],
         steps: Callable[[], StepCounts],
         adapters: AdapterStore,
+        uploads: UploadStore,
         saved: Mapping[SessionId, KVFileHeader],
         refused: Collection[SessionId],
         connections: SocketTable,
@@ -112,6 +121,8 @@ class CommandHandler:
             messages.Inspect: lambda _: self._memory(),
             messages.LoadAdapter: lambda command: adapters.load(Path(command.path)),
             messages.UnloadAdapter: self._unload_adapter,
+            messages.LoadUpload: lambda command: uploads.load(Path(command.path), command.digest),
+            messages.DropUpload: lambda command: uploads.drop(command.digest),
         }
         """What carries out any other command."""
 

@@ -20,11 +20,13 @@ from app.domain.activations import (
     ActivationNorms,
     Capture,
     Captures,
+    FeatureRows,
+    LensAsk,
     LensRows,
     MapLayer,
     PausedTurn,
 )
-from app.domain.breakpoints import Action, Edit, EditOp, Intervention, Positions, TensorData
+from app.domain.breakpoints import Edit, EditOp, Intervention, Positions, TensorData
 from app.domain.errors import ActivationsFull, FieldOutOfRange, WrongState
 from app.domain.points import STREAM, Point, names_of
 from app.domain.positions import runs_of
@@ -37,8 +39,13 @@ from app.gpu.state.sequence import ActivationRoom, TokenSequence, TurnState
 
 Predict = Callable[[Sequence[Rows], int], list[list[tuple[int, float]]]]
 """For each of the rows, the most likely tokens after the final norm and the head."""
+Look = Callable[[Sequence[Cell], Mapping[int, Cell], LensAsk], tuple[Any, Any, Any]]
+"""For each cell the likeliest tokens, those chosen, and measures, as `LensRows` has them, given the last streams by
+position."""
 Mean = Callable[[Sequence[Rows], bool], Callable[[], TensorData]]
 """A function for any thread that gives the mean of the rows, with True after the final norm of each."""
+ReadFeatures = Callable[[Sequence[Rows], messages.ReadFeatures], tuple[Any, Any]]
+"""For each of the rows the most active features of a dictionary, and the activations of chosen ones."""
 Handler = Callable[[TokenSequence, Any], object]
 """Carries out a command on its session; returns what `Done` answers."""
 
@@ -50,17 +57,23 @@ class Whitebox:
         self,
         placement: Placement,
         predict: Predict,
+        look: Look,
         mean: Mean,
+        features: ReadFeatures,
         store: Callable[[TensorData], StoredTensor],
         match: Match,
         activations: ActivationRoom,
+        num_layers: int,
     ) -> None:
         self._placement = placement
         self._predict = predict
+        self._look = look
         self._mean = mean
+        self._features = features
         self._store = store
         self._match = match
         self._activations = activations
+        self._num_layers = num_layers
 
     @property
     def handlers(self) -> Mapping[type[messages.Command], Handler]:
@@ -78,10 +91,11 @@ class Whitebox:
             messages.Lens: self._lens,
             messages.ReadPaused: read_paused,
             messages.Reinstate: self._reinstate,
-            messages.OpenMap: open_map,
+            messages.OpenMap: self._open_map,
             messages.MapLens: self._map_lens,
             messages.CloseMap: close_map,
             messages.ReadNorms: read_norms,
+            messages.ReadFeatures: self._read_features,
         }
 
     def _lens(self, sequence: TokenSequence, command: messages.Lens) -> LensRows:
@@ -98,13 +112,30 @@ class Whitebox:
         seconds = time.perf_counter() - began
         return LensRows(tuple(map(tuple, rows)), seconds, first, tuple(sequence.tokens[first:end]))
 
+    def _open_map(self, sequence: TokenSequence, command: messages.OpenMap) -> ActivationMap:
+        """Hold on to the cells of now until `CloseMap`, to be read in slices between steps, and to those after the last
+        layer, with which they may be compared. Raises `FieldOutOfRange`.
+        """
+        sequence.map, found = _map(sequence, command.positions, command.layers)
+        span = Positions(found.first, found.end)
+        ends = _map(sequence, span, (self._num_layers - 1,))[0] if found.layers else ()
+        sequence.map_ends = {cell[1]: cell for cell in ends}
+        return found
+
     def _map_lens(self, sequence: TokenSequence, command: messages.MapLens) -> LensRows:
         """The same for a slice of the session's map. Raises `WrongState` if none is open."""
         if sequence.map is None:
             raise WrongState(f"session {command.session} has no map open")
         began = time.perf_counter()
-        rows = self._predict(join_cells(sequence.map[command.first : command.end]), command.top_k)
-        return LensRows(tuple(map(tuple, rows)), time.perf_counter() - began)
+        cells = sequence.map[command.first : command.end]
+        rows, chosen, measures = self._look(cells, sequence.map_ends, command.ask)
+        return LensRows(rows, time.perf_counter() - began, chosen=chosen, measures=measures)
+
+    def _read_features(self, sequence: TokenSequence, command: messages.ReadFeatures) -> FeatureRows:
+        """What a dictionary makes of the residual streams of now. Raises `FieldOutOfRange`, `NotFound`."""
+        began, (cells, found) = time.perf_counter(), _map(sequence, command.positions, (command.layer,), command.point)
+        rows, chosen = self._features(join_cells(cells), command) if cells else ((), ())
+        return FeatureRows(found, rows, chosen, time.perf_counter() - began)
 
     def _pool_captures(self, sequence: TokenSequence, command: messages.PoolCaptures) -> Callable[[], TensorData]:
         """A function for any thread that gives the mean of all that has been captured. Raises `ActivationsFull` if some
@@ -169,7 +200,7 @@ def arm(sequence: TokenSequence, command: messages.Arm) -> None:
     """Add a breakpoint. Raises `WrongState` if it would pause a turn that must not."""
     turn = sequence.turn
     cannot_pause = turn is not None and not turn.paused and not turn.pausable
-    if command.breakpoint.action is Action.PAUSE and cannot_pause:
+    if command.breakpoint.may_pause and cannot_pause:
         raise WrongState(f"session {command.session} is running a turn of an API that cannot report a pause")
     sequence.breakpoints[command.breakpoint.id] = command.breakpoint
     sequence.fast_path_until = 0
@@ -326,34 +357,33 @@ def _at_checkpoint(checkpoint: Checkpoint, first: int, end: int, edit: Edit) -> 
     return Intervention(first, end, checkpoint.layer + 1, edit, point=checkpoint.point)
 
 
-def open_map(sequence: TokenSequence, command: messages.OpenMap) -> ActivationMap:
-    """Hold on to the cells of now until `CloseMap`, to be read in slices between steps. Raises `FieldOutOfRange`."""
-    sequence.map, found = _map(sequence, command)
-    return found
-
-
 def close_map(sequence: TokenSequence, command: messages.CloseMap) -> None:
     """Let go of the map, if one is open."""
-    sequence.map = None
+    sequence.map, sequence.map_ends = None, {}
 
 
 def read_norms(sequence: TokenSequence, command: messages.ReadNorms) -> Callable[[], ActivationNorms]:
     """A function for any thread that measures the residual streams of now. Raises `FieldOutOfRange`."""
-    return partial(_measure, *_map(sequence, command), command.vector)
+    return partial(_measure, *_map(sequence, command.positions, command.layers), command.vector)
 
 
-def _map(sequence: TokenSequence, command: messages.OpenMap | messages.ReadNorms) -> tuple[list[Cell], ActivationMap]:
+def _map(
+    sequence: TokenSequence,
+    positions: Positions,
+    layers: tuple[int, ...] | None,
+    point: Point = Point.RESID_POST,
+) -> tuple[list[Cell], ActivationMap]:
     """The cells of these layers and positions, by layer and position, and what a client sees of their places."""
-    kept = kept_rows(sequence.captures, sequence.checkpoint, command.layers)
+    kept = kept_rows(sequence.captures, sequence.checkpoint, layers, point)
     extent = min((at[0] for _, at, _ in kept), default=0), max((at[-1] + 1 for _, at, _ in kept), default=0)
-    first, end = _span_of_map(command.positions, extent, len(sequence.tokens))
+    first, end = _span_of_map(positions, extent, len(sequence.tokens))
     found: defaultdict[int, dict[int, Cell]] = defaultdict(dict)
-    for layer, positions, hidden in kept:  # the newest last: it takes the place of those before
-        for row in range(bisect_left(positions, first), bisect_left(positions, end)):
-            found[layer][positions[row]] = (layer, positions[row], hidden, row)
+    for layer, at, hidden in kept:  # the newest last: it takes the place of those before
+        for row in range(bisect_left(at, first), bisect_left(at, end)):
+            found[layer][at[row]] = (layer, at[row], hidden, row)
     cells = [found[layer][position] for layer in sorted(found) for position in sorted(found[layer])]
-    layers = tuple(MapLayer(layer, tuple(sorted(found[layer]))) for layer in sorted(found))
-    return cells, ActivationMap(first, end, *extent, tuple(sequence.tokens[first:end]), layers)
+    places = tuple(MapLayer(layer, tuple(sorted(found[layer]))) for layer in sorted(found))
+    return cells, ActivationMap(first, end, *extent, tuple(sequence.tokens[first:end]), places)
 
 
 def _span_of_map(positions: Positions, kept: Span, length: int) -> Span:

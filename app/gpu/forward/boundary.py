@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.domain.breakpoints import Edit, EditOp, Gate, Intervention, PartKind, TensorData
+from app.domain.breakpoints import Edit, EditOp, Gate, Intervention, PartKind, Probe, TensorData
 from app.domain.points import Point
 from app.domain.positions import Runs, positions_of
 from app.gpu.device.hardware import dtype_name
 from app.gpu.device.streams import PASSED, DeviceStreams, Event, Put
+from app.gpu.forward.uploads import activation_of
 from app.gpu.state.checkpoints import Captured, StoredTensor
 from app.gpu.state.paths import LoadCheckpoint, Record
 from app.gpu.state.segments import Row
@@ -104,6 +105,12 @@ def _holds(hidden: Tensor, gate: Gate, place: PlaceTensor) -> Tensor:
 
 def _changed(hidden: Tensor, edit: Edit, vector: Tensor | None) -> Tensor:
     """`hidden` float32 `[positions, ..., width]` after the edit's operation alone."""
+    if (feature := edit.feature) is not None and vector is not None:
+        encoder, decoder = vector.chunk(2)
+        z = (hidden * encoder).sum(-1, keepdim=True)
+        active = activation_of(z, feature.scale, feature.bias, feature.gate, feature.threshold)
+        aim = active * edit.factor if edit.op is EditOp.SCALE else edit.factor if edit.op is EditOp.CLAMP else 0.0
+        return hidden + (aim - active) * decoder
     if edit.op is EditOp.SCALE:
         return hidden * edit.factor
     if vector is None:
@@ -117,6 +124,16 @@ def _changed(hidden: Tensor, edit: Edit, vector: Tensor | None) -> Tensor:
     component = (hidden * unit).sum(-1, keepdim=True)
     wanted = edit.factor if edit.op is EditOp.CLAMP else 0.0
     return hidden + (wanted - component) * unit
+
+
+def probed(hidden: Tensor, probe: Probe, place: PlaceTensor) -> Tensor:
+    """What a probe makes of `hidden` `[positions, width]`: `[positions, 1]` in float32."""
+    rows, weights, width = hidden.float(), place(probe.weights), hidden.shape[1]
+    if probe.hidden:
+        first, bias, weights = weights.tensor_split([probe.hidden * width, probe.hidden * (width + 1)])
+        rows = torch.relu(torch.nn.functional.linear(rows, first.view(probe.hidden, width), bias))
+    found = (rows * weights[:-1]).sum(-1, keepdim=True) + weights[-1]
+    return torch.sigmoid(found) if probe.sigmoid else found
 
 
 class HostTensor:
@@ -291,6 +308,9 @@ class BoundaryActions:
     def _capture(self, row: Row, record: Record, found: Tensor, heads: int | None) -> None:
         chosen = self.choose(row, record.runs, found)
         shape: tuple[int, ...] = (found.shape[1],)
+        if record.probe is not None:
+            self.keep(row, record, probed(chosen, record.probe, self._place), (1,))
+            return
         if heads is not None:
             by_head = chosen.unflatten(1, (heads, -1))
             shape = (len(record.heads) or heads, by_head.shape[2])
@@ -306,6 +326,7 @@ class BoundaryActions:
             self._tokens[row, runs] = positions, tuple(row.sequence.tokens[position] for position in positions)
         seen, tokens = self._save(chosen), self._tokens[row, runs]
         captured = Captured(record.breakpoint, record.layer, *tokens, seen, record.point, shape, record.heads)
+        captured.probe = record.probe
         self.captured.setdefault(row, []).append(captured)
 
     def _save(self, found: Tensor) -> HostTensor:

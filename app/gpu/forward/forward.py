@@ -1,6 +1,7 @@
 """A planned step on its way up the layers: everything is launched, nothing is waited for."""
 
 import logging
+import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import accumulate, islice
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from app.domain.activations import LensAsk
 from app.domain.breakpoints import Intervention, TensorData
 from app.domain.memory_map import StepCounts
 from app.domain.points import Point
@@ -23,13 +26,14 @@ from app.gpu.forward.graphs import Graphs, RunLayers, run_piece
 from app.gpu.forward.inputs import Batches, place_runs
 from app.gpu.forward.results import LaunchedStep, SplitStep
 from app.gpu.forward.taps import LayerTaps
+from app.gpu.forward.uploads import LoadedUploads, activations, translated
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models.adapters import Additions
 from app.gpu.models.base import LayerStack
 from app.gpu.sampling import SampleRequest
 from app.gpu.sampling.sampler import log_probabilities
-from app.gpu.state.checkpoints import Rows
+from app.gpu.state.checkpoints import Cell, Rows, join_cells
 from app.gpu.state.segments import (
     GROW_AFTER,
     Row,
@@ -41,6 +45,7 @@ from app.gpu.state.segments import (
     without_draft,
 )
 from app.machine.cores import free_from_core
+from app.messages import ReadFeatures
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +76,7 @@ class Runner:
         self._folds = pool.state_blocks > 0
         """Whether sequences have states: each row reads its own, and leaves another."""
         self._adapters = adapters
+        self.uploads = LoadedUploads(stack.device)
         self._batches = Batches(pool.block_size, pool.groups, adapters)
         self._mask_thread = ThreadPoolExecutor(1, "djinn-masks", free_from_core)
         self._alone = 0
@@ -92,6 +98,38 @@ class Runner:
         return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
 
     @torch.inference_mode()
+    def look(self, cells: Sequence[Cell], ends: Mapping[int, Cell], ask: LensAsk) -> tuple[Any, Any, Any]:
+        """What a lens tells of cells, as `LensRows` has it: `rows`, `chosen` and `measures`. `ends` are the streams
+        after the last layer by position. Waits for the device. Raises `NotFound` if the lens is not loaded.
+        """
+        hidden, download = self._load(join_cells(cells)), Download(self._streams)
+        if ask.lens:
+            layers = [layer for layer, *_ in cells]
+            hidden = translated(hidden, layers, self.uploads.get(ask.lens), adds=ask.adds)
+        said = log_probabilities(self.stack.head(hidden))
+        best = said.topk(ask.top_k)
+        values, ids = download.fetch(best.values), download.fetch(best.indices)
+        chosen = said[:, list(ask.chosen)]
+        logprobs = download.fetch(chosen)
+        ranks = download.fetch(
+            torch.stack([(said > each[:, None]).sum(-1) for each in chosen.T], 1) if ask.chosen else chosen
+        )
+        entropies, gaps = (), None
+        kept = [row for row, (_, position, *_) in enumerate(cells) if ask.measures and position in ends]
+        if ask.measures:
+            entropies = download.fetch(-(said.exp() * said).nan_to_num(0.0).sum(-1))
+        if kept:
+            at_last = self._load(join_cells([ends[cells[row][1]] for row in kept]))
+            last = log_probabilities(self.stack.head(at_last))
+            gaps = download.fetch((last.exp() * (last - said[kept])).nan_to_num(0.0).sum(-1))
+        download.finish().synchronize()
+        rows = tuple(tuple(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True))
+        told = zip(ranks.long().tolist(), logprobs.tolist(), strict=True)
+        found = dict(zip(kept, [] if gaps is None else gaps.tolist(), strict=True))
+        measures = tuple((float(each), found.get(row, math.nan)) for row, each in enumerate(entropies))
+        return rows, tuple(tuple(zip(*row, strict=True)) for row in told), measures
+
+    @torch.inference_mode()
     def mean(self, parts: Sequence[Rows], normed: bool) -> Callable[[], TensorData]:
         """A function for any thread that waits for the mean of rows of residual streams, float32 `[hidden_size]`, with
         `normed` after the final norm of each.
@@ -106,9 +144,24 @@ class Runner:
 
         return read
 
+    @torch.inference_mode()
+    def features(self, parts: Sequence[Rows], asked: ReadFeatures) -> tuple[Any, Any]:
+        """For each row of residual streams the most active features, as `FeatureRows` has them, and the activations of
+        those that are chosen. Waits for the device. Raises `NotFound` if the dictionary is not loaded.
+        """
+        tensors = self.uploads.get(asked.digest)
+        found, download = activations(self._load(parts), tensors, asked.k), Download(self._streams)
+        best = found.topk(min(asked.top_k, found.shape[1]))
+        values, ids = download.fetch(best.values), download.fetch(best.indices)
+        wanted = download.fetch(found[:, list(asked.chosen)])
+        download.finish().synchronize()
+        pairs = zip(ids.tolist(), values.tolist(), strict=True)
+        rows = tuple(tuple((i, value) for i, value in zip(*row, strict=True) if value > 0) for row in pairs)
+        return rows, tuple(map(tuple, wanted.tolist()))
+
     def _load(self, parts: Sequence[Rows]) -> Tensor:
-        """The rows of residual streams on the device, `[rows, hidden_size]`."""
-        shape = (sum(end - first for _, first, end in parts), self.stack.hidden_size)
+        """The rows on the device, `[rows, width]`, of at least one part."""
+        shape = (sum(end - first for _, first, end in parts), parts[0][0].shape[1])
         hidden, begin = torch.empty(shape, dtype=self.stack.dtype, device=self.stack.device), 0
         for stored, first, end in parts:
             assert isinstance(stored, HostTensor)

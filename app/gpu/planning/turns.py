@@ -1,20 +1,21 @@
 """The life of a turn: it begins with a `Submit`, advances by computed rows, may pause and go on, and ends once."""
 
 import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from app.domain.breakpoints import Pass
+from app.domain.breakpoints import Pass, Then
 from app.domain.errors import ActivationsFull, DjinnError, FieldOutOfRange, GrammarTooComplex
-from app.domain.points import Point
+from app.domain.points import Point, boundary_of
 from app.domain.values import FinishReason, Grammar, TokenLogprobs
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.sampling import Sampled, SampleRequest, penalise
-from app.gpu.state.checkpoints import Checkpoint, StoredTensor
+from app.gpu.state.checkpoints import Captured, Checkpoint, StoredTensor
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.segments import Row
 from app.gpu.state.sequence import ActivationRoom, Seen, TokenCounts, TokenSequence, TurnState
 from app.grammars.matcher import Matcher
-from app.messages import Event, Failed, Paused, PromptScored, Spent, Submit, Token, TurnFinished
+from app.messages import Event, Failed, Paused, Probed, PromptScored, Spent, Submit, Token, TurnFinished
 
 _NONE = frozenset[int]()
 Match = Callable[[Grammar, Sequence[int]], Matcher]
@@ -54,6 +55,35 @@ class Turns:
         turn.prompt_logprobs.extend(logprobs)
         if len(turn.prompt_logprobs) == turn.prompt_tokens - 1:
             yield PromptScored(turn.ticket, tuple(turn.prompt_logprobs))
+
+    def probed(self, row: Row, found: Captured, *, stopped: bool) -> tuple[Probed, bool] | None:
+        """What a probe has found in a row, and whether that is more than it may. None: it was told before, as the row
+        has been run again, to pause, when it has `stopped`.
+        """
+        turn, probe = row.turn, found.probe
+        assert probe is not None
+        if stopped and turn.halted == row.first:
+            return None
+        values = array("f", found.hidden.read(0, len(found.positions)).data)
+        ends = probe.then is not None and (probe.then is Then.STOP or (turn.pausable and not turn.to_end))
+        halts = ends and probe.above is not None and any(value > probe.above for value in values)
+        return Probed(turn.ticket, probe.name, found.positions, tuple(values), halts), halts
+
+    def halt(self, row: Row, found: Captured, *, stopped: bool) -> list[Event] | None:
+        """Stop the turn of a row, or have it run again up to the probe, to pause there: what it has written of KV is
+        written again. None: it has `stopped` already, at a breakpoint, which does.
+        """
+        sequence, turn, probe = row.sequence, row.turn, found.probe
+        assert probe is not None
+        if probe.then is Then.PAUSE:
+            if stopped:
+                return None
+            turn.pause_at, turn.halted = (boundary_of(found.point, found.layer), found.point, row.first), row.first
+            return []
+        events = [] if stopped else self.advance(row, ())
+        if sequence.turn is turn:
+            events.append(self.end(sequence, FinishReason.PROBE))
+        return events
 
     def advance(self, row: Row, sampled: Sequence[Sampled]) -> list[Event]:
         """Account for a row that has run all layers. `sampled` is its next token, and those after its drafted tokens;

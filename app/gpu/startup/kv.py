@@ -113,7 +113,7 @@ class MemoryPlan:
     step: int
     graphs: int
     adapters: int = 0
-    """That LoRA adapters may take, and most of which none has yet."""
+    """That LoRA adapters and uploads of clients may take, and most of which none has yet."""
 
     @property
     def kept(self) -> int:
@@ -156,7 +156,7 @@ def plan_memory(
             "weights leave free, without any KV: lower max_step_tokens or max_running",
             param="max_step_tokens",
         ) from None
-    plan = MemoryPlan(memory.total(), memory.free(), step, graph_bytes, settings.lora_bytes)
+    plan = MemoryPlan(memory.total(), memory.free(), step, graph_bytes, settings.lora_bytes + settings.upload_bytes)
     sizes = (plan.total, plan.total - plan.free, plan.step, plan.graphs, plan.kept, plan.kv)
     logger.info(
         "%s has %s: taken %s, a step up to %s, graphs %s, left alone %s; %s for KV",

@@ -109,7 +109,17 @@ def build_engine(
     activations = ActivationRoom(settings.max_activation_bytes)
     turns = Turns(scheduler, limit, grammars.match, activations)
     to_host = partial(HostTensor.of, streams=loaded.streams)
-    whitebox = Whitebox(scheduler.placement, runner.predict, runner.mean, to_host, grammars.match, activations)
+    whitebox = Whitebox(
+        scheduler.placement,
+        runner.predict,
+        runner.look,
+        runner.mean,
+        runner.features,
+        to_host,
+        grammars.match,
+        activations,
+        stack.num_layers,
+    )
     mover = KVMover(kv.host, kv.identity, kv.disk)
     saved, refused = find_files(kv.disk)
     handler = CommandHandler(
@@ -120,6 +130,7 @@ def build_engine(
         text=loaded.text,
         steps=runner.counts,
         adapters=adapters,
+        uploads=runner.uploads,
         saved=saved,
         refused=refused,
         connections=mover.connections,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from app.domain.activations import MAX_CAPTURE_BYTES, CheckpointInfo, ResumeCost
-from app.domain.breakpoints import Edit, Pass, TensorData
+from app.domain.breakpoints import Edit, Pass, Probe, TensorData
 from app.domain.points import Place, Point, place_of
 
 
@@ -138,6 +138,8 @@ class Captured:
     heads: tuple[int, ...] = ()
     """Which ones, where not all were chosen."""
     current_to: int = sys.maxsize
+    probe: Probe | None = None
+    """`hidden` is what it has made of each position, `[positions, 1]` in float32."""
 
 
 @dataclass(slots=True)
@@ -175,17 +177,21 @@ Rows = tuple[StoredTensor, int, int]
 
 
 def kept_rows(
-    log: CaptureLog, checkpoint: Checkpoint | None, layers: Collection[int] | None
+    log: CaptureLog,
+    checkpoint: Checkpoint | None,
+    layers: Collection[int] | None,
+    point: Point = Point.RESID_POST,
 ) -> list[tuple[int, Sequence[int], StoredTensor]]:
-    """What a session keeps after `layers` (None: all) of positions that its history still has: the layer, the rising
-    positions, and a row for each. Later ones are newer; the checkpoint, which may have been edited, is the last.
+    """What a session keeps of a point of `layers` (None: all), with all heads, at positions that its history still has:
+    the layer, the rising positions, and a row for each. Later ones are newer; the checkpoint, which may have been
+    edited, is the last.
     """
     kept: list[tuple[int, Sequence[int], StoredTensor]] = [
         (record.layer, record.positions[: bisect_left(record.positions, record.current_to)], record.hidden)
         for record in log.records
-        if record.point is Point.RESID_POST
+        if record.point is point and not record.heads
     ]
-    if checkpoint is not None and not checkpoint.is_inside:
+    if checkpoint is not None and checkpoint.point is point:
         kept.append((checkpoint.layer, range(checkpoint.first, checkpoint.end), checkpoint.hidden))
     return [each for each in kept if each[1] and (layers is None or each[0] in layers)]
 

@@ -23,6 +23,7 @@ from app.domain.breakpoints import (
     Intervention,
     Pass,
     Positions,
+    Probe,
     When,
 )
 from app.domain.points import HEAD, Place, Point, boundary_of, place_of
@@ -41,13 +42,16 @@ Meeting = tuple[Breakpoint, Runs]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Keep what stands at these positions for the breakpoint, of some `heads` or of all."""
+    """Keep what stands at these positions for the breakpoint, of some `heads` or of all, or what a `probe` makes of
+    it.
+    """
 
     boundary: int
     breakpoint: str
     runs: Runs
     point: Point = Point.RESID_POST
     heads: tuple[int, ...] = ()
+    probe: Probe | None = None
 
     @property
     def place(self) -> Place:
@@ -166,7 +170,7 @@ def _longest_row(sequence: TokenSequence, turn: TurnState, budget: int, captured
     if sequence.computed < sequence.reached:
         return min(left, sequence.reached - sequence.computed, budget)
     armed = sequence.breakpoints.values()
-    if turn.pause_at is not None or any(each.action is Action.PAUSE or each.once for each in armed):
+    if turn.pause_at is not None or any(each.may_pause or each.once for each in armed):
         return min(left, paused)
     return min(left, captured if any(each.action is Action.CAPTURE for each in armed) else budget)
 
@@ -258,8 +262,8 @@ def _acts(
         for boundary in (boundary_of(each.point, layer) for layer in each.layers):
             if place_of(boundary, each.point) <= behind:
                 continue
-            if each.action is Action.CAPTURE:
-                acts.append((each, Record(boundary, each.id, runs, each.point, each.heads)))
+            if each.action in (Action.CAPTURE, Action.PROBE):
+                acts.append((each, Record(boundary, each.id, runs, each.point, each.heads, each.probe)))
             acts += [(each, made) for edit, part in chosen for made in _made(edit, part, boundary, each.point)]
     return acts
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
@@ -105,6 +105,8 @@ class TurnState:
     """A boundary and a point of it, and the position in whose pass to pause there."""
     to_end: bool = False
     """Whether breakpoints that pause are passed."""
+    halted: int | None = None
+    """Where the row began that is run again, to pause at a probe."""
     resumed: ResumeCost | None = None
     """Cost of the last resume, until the client has been told."""
     announced: bool = False
@@ -259,6 +261,8 @@ class TokenSequence:
     captures: CaptureLog = field(default_factory=CaptureLog)
     map: Sequence[Cell] | None = None
     """What a client is reading of the captures and the checkpoint, as it was when it began to."""
+    map_ends: Mapping[int, Cell] = field(default_factory=dict)
+    """By position, those after the last layer, which the map may leave out."""
     checkpoint: Checkpoint | None = None
     """Where the turn has paused, until its pass has ended."""
     turn: TurnState | None = None

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
-from app.domain.activations import ActivationMap, ActivationNorms, LensRows, PausedTurn
+from app.domain.activations import ActivationMap, ActivationNorms, LensAsk, LensRows, PausedTurn
 from app.domain.breakpoints import ALL, LAST, Action, Edit, EditOp, Pass, Positions, When
 from app.domain.errors import ActivationsFull, WrongState
 from app.domain.values import KVPolicy, SessionId
@@ -18,6 +19,7 @@ from app.messages import (
     Fork,
     Import,
     Lens,
+    LoadUpload,
     MapLens,
     OpenMap,
     ReadNorms,
@@ -114,7 +116,7 @@ def open_map(
 
 
 def lens(driver: BreakDriver, session: SessionId, first: int, end: int, top_k: int = 1) -> LensRows:
-    found = driver.do(MapLens(driver.ticket(), session, first, end, top_k))
+    found = driver.do(MapLens(driver.ticket(), session, first, end, LensAsk(top_k)))
     assert isinstance(found, LensRows)
     return found
 
@@ -140,6 +142,34 @@ def test_the_lens_of_each_layer_is_that_of_transformers(driver: BreakDriver, tin
         for position, top in enumerate(rows[15 * layer : 15 * (layer + 1)]):
             assert [token for token, _ in top] == best.indices[position].tolist()
             assert [logprob for _, logprob in top] == pytest.approx(best.values[position].tolist(), abs=1e-3)
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_an_uploaded_lens_is_read_by_the_same_head(
+    driver: BreakDriver, tiny_gpt2: TinyModel, tmp_path: Path, adds: bool
+) -> None:
+    """A tuned lens adds what its matrix makes of the stream, a Jacobian lens takes it; the last layer has none."""
+    torch.manual_seed(3)
+    size, session = tiny_gpt2.oracle.config.n_embd, capturing(driver, 4, 11)
+    weight, bias = torch.randn(size, size) / size, torch.randn(size)
+    save_file({"4.weight": weight, "4.bias": bias}, tmp_path / "lens.safetensors")
+    driver.do(LoadUpload(driver.ticket(), str(tmp_path / "lens.safetensors"), "digest"))
+    driver.turn(session, START, 1)
+    streams, found = boundaries(tiny_gpt2.oracle, START), open_map(driver, session)
+    ask = LensAsk(1, "digest", adds, (7, 3), measures=True)
+    told: Any = driver.do(MapLens(driver.ticket(), session, 0, found.count, ask))
+    made = torch.nn.functional.linear(streams[5], weight, bias)
+    wanted = says(tiny_gpt2.oracle, torch.cat([streams[5] + made if adds else made, streams[12]]))
+    last = wanted[len(START) :].repeat(2, 1)
+    assert [top[0][0] for top in told.rows] == wanted.argmax(-1).tolist()
+    ranks = [[int((row > row[token]).sum()) for token in (7, 3)] for row in wanted]
+    assert [[rank for rank, _ in each] for each in told.chosen] == ranks
+    logprobs = torch.tensor([[logprob for _, logprob in each] for each in told.chosen])
+    assert_close(logprobs, wanted[:, [7, 3]])
+    measures = torch.tensor(told.measures)
+    assert_close(measures[:, 0], torch.distributions.Categorical(logits=wanted).entropy())
+    gaps = torch.nn.functional.kl_div(wanted, last, reduction="none", log_target=True).sum(-1)
+    assert torch.allclose(measures[:, 1], gaps, atol=1e-4)
 
 
 def test_a_paused_layer_is_read_as_it_was_edited(driver: BreakDriver) -> None:

@@ -18,7 +18,8 @@ def test_a_breakpoint_is_as_it_was_asked_for(http: httpx.Client, session: str) -
     asked = {"layers": [3, 0], "when": when, "once": True, "timeout_s": 0.5, "on_timeout": "abort"}
     armed = arm(http, session, **asked)
     assert armed.pop("id").startswith("bp_")
-    assert armed == {**asked, "layers": [0, 3], "action": "pause", "edits": [], "point": "resid_post", "heads": []}
+    shown = {"action": "pause", "edits": [], "probe": None, "point": "resid_post", "heads": []}
+    assert armed == {**asked, "layers": [0, 3], **shown}
     by_default = arm(http, session)
     assert by_default["when"] == {"pass": "any", "position": None, "token_id": None, "every": None}
     assert (by_default["once"], by_default["timeout_s"], by_default["on_timeout"]) == (False, 600, "resume")
@@ -31,7 +32,7 @@ def test_edits_are_shown_without_their_numbers(http: httpx.Client, session: str)
         SCALE,
     ]
     shown = arm(http, session, action="edit", edits=edits)["edits"]
-    absent = {"heads": None, "neurons": None, "experts": None, "keep_norm": False, "when": None}
+    absent = {"heads": None, "neurons": None, "experts": None, "keep_norm": False, "when": None, "feature": None}
     vector = {"size": HIDDEN, "norm": 5, "rows": None}
     assert shown[0] == {**edits[0], **absent, "factor": 1, "vector": vector}
     assert shown[1] == {**absent, **edits[1], "factor": None, "vector": None, "max_norm": None}
@@ -115,7 +116,7 @@ BAD_EDITS: list[tuple[dict[str, Any], str, str]] = [
         ({"point": "z", "action": "capture", "heads": [99]}, "heads", "head 99 must be from 0 to"),
         ({"when": {"in_pass": "any"}}, "when.in_pass", "unknown field"),
         ({"when": {"position": 1024}}, "when.position", "0 to 1023"),
-        ({"action": "capture", "timeout_s": 5}, "timeout_s", "goes with action pause, not with capture"),
+        ({"action": "capture", "timeout_s": 5}, "timeout_s", "goes with action pause or probe, not with capture"),
         ({"edits": [SCALE]}, "edits", "goes with action edit, not with pause"),
         ({"action": "edit"}, "edits", "needs 1 to 16"),
         *(({**EDIT, "edits": [SCALE, edit]}, f"edits.1.{field}", says) for edit, field, says in BAD_EDITS),

@@ -1,0 +1,194 @@
+"""Dictionaries: uploaded as SAELens and Gemma Scope write them, read and edited as SAELens does, else refused."""
+
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import load, load_file, save
+
+from tests.durability.restarting import serving
+from tests.errors import assert_error
+from tests.routers.breakpoints.pausing import HIDDEN, arm, edit, generate, open_session, pause, read
+
+with warnings.catch_warnings(action="ignore"):
+    saes = pytest.importorskip("sae_lens")
+    about = pytest.importorskip("sae_lens.saes.sae").SAEMetadata
+
+pytestmark = pytest.mark.dev
+FEATURES = 256
+HOOK = "blocks.2.hook_resid_pre"
+"""What comes out of layer 1."""
+KINDS: dict[str, Callable[[], Any]] = {
+    "standard": lambda: saes.StandardSAE(saes.StandardSAEConfig(HIDDEN, FEATURES)),
+    "without b_dec": lambda: saes.StandardSAE(saes.StandardSAEConfig(HIDDEN, FEATURES, apply_b_dec_to_input=False)),
+    "jumprelu": lambda: saes.JumpReLUSAE(saes.JumpReLUSAEConfig(HIDDEN, FEATURES)),
+    "gated": lambda: saes.GatedSAE(saes.GatedSAEConfig(HIDDEN, FEATURES)),
+    "topk": lambda: saes.TopKSAE(saes.TopKSAEConfig(HIDDEN, FEATURES, k=7)),
+    "topk by decoder": lambda: saes.TopKSAE(
+        saes.TopKSAEConfig(HIDDEN, FEATURES, k=7, rescale_acts_by_decoder_norm=True)
+    ),
+    "transcoder": lambda: saes.Transcoder(
+        saes.TranscoderConfig(HIDDEN, FEATURES, d_out=HIDDEN, apply_b_dec_to_input=False)
+    ),
+}
+
+
+def make(kind: str, **metadata: Any) -> Any:
+    """An autoencoder whose tensors are all drawn at random, so that each of them counts."""
+    torch.manual_seed(7)
+    sae = KINDS[kind]()
+    for name, tensor in sae.named_parameters():
+        tensor.data.normal_(std=0.3 if name.startswith("W") else 0.1)
+        if name == "threshold":
+            tensor.data.abs_().add_(0.5)
+    sae.cfg.metadata = about(hook_name=HOOK, neuronpedia_id="tiny/1-res", **metadata)
+    return sae.eval()
+
+
+def upload(http: httpx.Client, folder: Path, **fields: Any) -> httpx.Response:
+    names = {"cfg": "cfg.json", "weights": "sae_weights.safetensors"}
+    files = {name: (folder / path).read_bytes() for name, path in names.items() if (folder / path).exists()}
+    return http.post("/v1/dictionaries", data={"name": "tiny", **fields}, files=files)
+
+
+def captured(http: httpx.Client, session: str) -> NDArray[np.float32]:
+    return np.concatenate([each for _, each in sorted(load(http.get(f"{session}/captures").content).items())])
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(http: httpx.Client) -> Iterator[None]:
+    yield
+    http.delete("/v1/dictionaries/tiny")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_features_are_those_of_saelens(http: httpx.Client, tmp_path: Path, kind: str) -> None:
+    sae, session = make(kind), open_session(http)
+    sae.save_model(tmp_path)
+    shown = upload(http, tmp_path).raise_for_status().json()
+    assert (shown["layer"], shown["point"], shown["features"]) == (1, "resid_post", FEATURES)
+    assert http.get("/v1/dictionaries").json() == {"data": [shown]}
+    arm(http, session, action="capture")
+    generate(http, session)
+    hidden = captured(http, session)
+    wanted = sae.encode(torch.from_numpy(hidden)).detach()
+    query: dict[str, Any] = {"dictionary": "tiny", "positions": "all", "top_k": 5, "features": "3,250"}
+    found = http.get(f"{session}/features", params=query).raise_for_status().json()
+    assert found["url"] == "https://www.neuronpedia.org/tiny/1-res/{feature}"
+    assert len(found["positions"]) == len(hidden)
+    assert wanted.count_nonzero() > 5 * len(hidden), "most positions have something to tell"
+    for at, row in zip(found["positions"], wanted, strict=True):
+        best = row.topk(5)
+        assert [each["index"] for each in at["top"]] == best.indices[best.values > 0].tolist()
+        assert [each["activation"] for each in at["top"]] == pytest.approx(best.values[best.values > 0].tolist(), 1e-4)
+        assert [each["activation"] for each in at["chosen"]] == pytest.approx(row[[3, 250]].tolist(), 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["standard", "jumprelu", "gated"])
+def test_an_edit_changes_what_a_feature_writes_and_leaves_the_rest(
+    http: httpx.Client, tmp_path: Path, kind: str
+) -> None:
+    sae, plain, session = make(kind), open_session(http), open_session(http)
+    sae.save_model(tmp_path)
+    upload(http, tmp_path).raise_for_status()
+    pause(http, plain)
+    hidden = torch.from_numpy(read(http, plain).copy())
+    active = sae.encode(hidden).detach()
+    index = int(active.amin(0).argmax()) if kind == "standard" else int(active.amax(0).argmax())
+    feature = {"dictionary": "tiny", "index": index}
+    aims = {"scale": active * -2.5, "clamp": torch.full_like(active, 4.0), "ablate": torch.zeros_like(active)}
+    for op, aim in aims.items():  # x + (new - act) W_dec, as SAELens' own tutorials and `use_error_term` have it
+        changed = active.clone()
+        changed[:, index] = aim[:, index]
+        wanted = sae.decode(changed).detach() + (hidden - sae.decode(active).detach())
+        factor = {"factor": -2.5 if op == "scale" else 4.0} if op != "ablate" else {}
+        fork = f"/v1/sessions/{http.post(f'{plain}/fork').raise_for_status().json()['id']}"
+        edit(http, fork, {"op": op, "feature": feature, **factor}).raise_for_status()
+        assert torch.allclose(torch.from_numpy(read(http, fork).copy()), wanted, atol=1e-4), op
+        http.delete(fork)
+    bound = float((active[:, index].amax() + active[:, index].amin()) / 2)
+    when = {"feature": feature, "above": bound}
+    arm(http, session, action="edit", edits=[{"op": "add", "feature": feature, "factor": 3, "when": when}])
+    arm(http, session, action="capture")
+    generate(http, session)
+    holds = (active[:, index] > bound).float()[:, None]
+    wanted = hidden + 3 * holds * sae.W_dec[index].detach()
+    assert 0 < holds.sum() < len(holds)
+    assert np.allclose(captured(http, session)[: len(hidden)], wanted, atol=1e-4)
+
+
+def test_gemma_scopes_arrays_and_a_stream_without_its_mean(http: httpx.Client, tmp_path: Path) -> None:
+    sae, session = make("jumprelu"), open_session(http)
+    sae.cfg.apply_b_dec_to_input = False  # as in Gemma Scope
+    np.savez(tmp_path / "sae_weights.safetensors.npz", **{k: v.detach().numpy() for k, v in sae.named_parameters()})
+    (tmp_path / "sae_weights.safetensors.npz").rename(tmp_path / "sae_weights.safetensors")
+    assert_error(upload(http, tmp_path), 422, "field_out_of_range", param="layer")
+    pause(http, session)
+    hidden = torch.from_numpy(read(http, session).copy())
+    ask = partial(http.get, f"{session}/features", params={"dictionary": "tiny", "features": "0:64", "top_k": 0})
+    upload(http, tmp_path, layer=1).raise_for_status()
+    scope = [each["activation"] for each in ask().json()["positions"][0]["chosen"]]
+    assert scope == pytest.approx(sae.encode(hidden)[-1, :64].tolist(), 1e-4, 1e-5)
+    centred = make("standard", model_from_pretrained_kwargs={"center_writing_weights": True})
+    centred.save_model(tmp_path)
+    upload(http, tmp_path).raise_for_status()
+    wanted = centred.encode(hidden - hidden.mean(-1, keepdim=True))[-1, :64]
+    assert [each["activation"] for each in ask().json()["positions"][0]["chosen"]] == pytest.approx(
+        wanted.tolist(), 1e-4, 1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "param"),
+    [
+        ({"d_in": 63}, {}, "cfg.d_in"),
+        ({"architecture": "temporal"}, {}, "cfg.architecture"),
+        ({"normalize_activations": "layer_norm"}, {}, "cfg.normalize_activations"),
+        ({"metadata": {"hook_name": "blocks.9.hook_resid_post"}}, {}, "cfg.hook_name"),
+        ({"metadata": {"hook_name": "blocks.1.attn.hook_pattern"}}, {}, "cfg.hook_name"),
+        ({}, {"W_enc": np.zeros((HIDDEN, 5), np.float32)}, "weights.W_enc"),
+        ({}, {"b_enc": None}, "weights.b_enc"),
+        ({}, {"b_dec": np.full(HIDDEN, np.nan, np.float32)}, "weights.b_dec"),
+        ({"architecture": "topk", "k": 257}, {}, "cfg.k"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(
+    http: httpx.Client, tmp_path: Path, config: dict[str, Any], tensors: dict[str, Any], param: str
+) -> None:
+    make("standard").save_model(tmp_path)
+    path = tmp_path / "sae_weights.safetensors"
+    changed = {**load_file(path), **tensors}
+    path.write_bytes(save({name: each for name, each in changed.items() if each is not None}))
+    said = json.loads((tmp_path / "cfg.json").read_text())
+    (tmp_path / "cfg.json").write_text(json.dumps({**said, **config}))
+    assert_error(upload(http, tmp_path), 422, "field_out_of_range", param=param)
+    assert http.get("/v1/dictionaries").json() == {"data": []}
+
+
+def test_dictionaries_survive_a_restart_within_a_budget(tmp_path: Path) -> None:
+    make("standard").save_model(tmp_path / "sae")
+    folder, room = tmp_path / "state", 400_000  # one has 136,000 bytes
+    with serving(folder, max_upload_bytes=room) as http:
+        for name in ("a", "b"):
+            sae = make("standard")
+            sae.b_enc.data[0] = len(name) + ord(name)  # other bytes
+            sae.save_model(tmp_path / "sae")
+            shown = upload(http, tmp_path / "sae", name=name).raise_for_status().json()
+        assert_error(upload(http, tmp_path / "sae", name="c"), 422, "uploads_full")
+        http.delete("/v1/dictionaries/a").raise_for_status()
+        assert len(list((folder / "uploads").iterdir())) == 1
+    with serving(folder, max_upload_bytes=room) as http:
+        assert http.get("/v1/dictionaries").json() == {"data": [shown]}
+        session = open_session(http)
+        pause(http, session)
+        query = {"dictionary": "b", "top_k": 1}
+        (last,) = http.get(f"{session}/features", params=query).raise_for_status().json()["positions"]
+        assert last["top"][0]["index"] == 0, "the feature whose bias is large"
