@@ -20,6 +20,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.batches.files import FileStore
+from app.batches.places import Places
 from app.batches.runner import Batches
 from app.cluster.cluster import Cluster
 from app.cluster.forward import Forwarding
@@ -33,6 +34,7 @@ from app.engine_process.engine import EngineProcess
 from app.engine_process.executor import Engine, EngineExecutor
 from app.engine_process.frames import Load
 from app.events import EventStreams, Feed
+from app.experiments.activations import ActivationJobs, Reader
 from app.exports.spool import Spool
 from app.journal.journal import Journal
 from app.journal.lease import FolderLease
@@ -49,6 +51,7 @@ from app.routers import (
     completions,
     conversations,
     embeddings,
+    experiments,
     files,
     models,
     responses,
@@ -213,6 +216,7 @@ ROUTERS = (
     sessions.files_router,
     completions.router,
     embeddings.router,
+    experiments.router,
     models.router,
     models.operators_router,
     responses.router,
@@ -368,6 +372,8 @@ def create_app(
         keeper.room,
     )
     lease = None if journal is None else journal.lease
+    places, max_line_bytes = Places(table.turns.foreground_runs), int(settings.max_request_bytes)
+    reader = Reader(registry, tokens, places)
     bound_sessions = BoundSessions(registry, restored)
     key, folder = settings.cluster_key_file, settings.state_dir
     shared = None if folder is None else kept_secret(folder.expanduser())
@@ -395,7 +401,12 @@ def create_app(
         cluster=cluster,
         lease=lease,
         files=file_store,
-        batches=Batches(file_store, registry, tenancy, lease, max_line_bytes=int(settings.max_request_bytes)),
+        places=places,
+        activation_reader=reader,
+        activation_jobs=ActivationJobs(
+            file_store, reader, tenancy, lease, max_line_bytes=int(settings.max_request_bytes)
+        ),
+        batches=Batches(file_store, registry, tenancy, lease, places, max_line_bytes=max_line_bytes),
         events=EventStreams(feed, registry, KVPolicy(settings.kv_policy), metrics.event_streams),
         started_at=int(time.time()),
     )

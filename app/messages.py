@@ -245,6 +245,18 @@ class PoolCaptures(OfSession, frozen=True):
     normed: bool
 
 
+class ReadLogits(Ticketed, frozen=True):
+    """Apply the final norm and the head to all that has been captured in `sessions`, in their order, at once.
+
+    Answered by `Done(Callable[[], TensorData])`, as `ReadCaptures` is: float32 `[rows, len(token_ids)]`, or of all
+    tokens `[rows, vocab_size]` without `token_ids`. Fails as `ActivationsFull` if some captures found no room, or there
+    are none, and as `NotFound`.
+    """
+
+    sessions: tuple[SessionId, ...]
+    token_ids: tuple[int, ...] | None
+
+
 class ReadCheckpoint(OfSession, frozen=True):
     """Answered by `Done(Activation)`. Fails as `WrongState` unless the session is paused, `FieldOutOfRange` for
     positions that are not in the checkpoint.
@@ -434,7 +446,9 @@ class KeepKV(Ticketed, frozen=True):
     within_s: float
 
 
-ServerCommand = Restored | Inspect | FreeDisk | KeepKV | LoadAdapter | UnloadAdapter | LoadUpload | DropUpload
+ServerCommand = (
+    Restored | Inspect | FreeDisk | KeepKV | LoadAdapter | UnloadAdapter | LoadUpload | DropUpload | ReadLogits
+)
 SessionCommand = Open | Fork | Rewind | Close | SetPhase | FreeHost | Export | Import | SendKV | ReceiveKV | PublishKV
 BreakpointCommand = (
     Arm | Disarm | ReadCaptures | ReadKept | ClearCaptures | PoolCaptures | ReadNorms | ReadFeatures | Reinstate

@@ -71,6 +71,8 @@ async def running(
         ends.callback(services.files.close)
         services.batches.start(app.state.inside)
         ends.push_async_callback(services.batches.close)
+        services.activation_jobs.resume()
+        ends.push_async_callback(services.activation_jobs.close)
         yield
 
 

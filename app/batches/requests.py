@@ -30,8 +30,6 @@ NAP_LINES, NAP_S = 64, 0.002
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
-OPEN = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
-"""States of a batch that is not over."""
 
 
 class BatchBody(OpenBody):

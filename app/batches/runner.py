@@ -1,29 +1,25 @@
 """Batches at work: each line is a call of the application's own routes, behind everybody else's turns.
 
-What is known of a batch is a small file; its results are appended to two others, a line for each request that is done.
-So a server that starts again, even after `kill -9`, goes on with the first request that has no line.
+Its results are appended to two files, a line for each request that is done. So a server that starts again goes on with
+the first request that has no line.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
-from functools import partial
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import orjson
-from pydantic import BaseModel, ValidationError
+from pydantic import AliasChoices, Field
 from starlette.types import ASGIApp, Message
 
-from app.batches.files import PART, FileStore, FileWriter, new_id, write_whole
+from app.batches.files import PART, FileStore, FileWriter, new_id
+from app.batches.jobs import AGAIN, LONGEST_WAIT_S, Jobs, Kept
+from app.batches.places import AT_ONCE, LOOK_S, Places
 from app.batches.requests import (
-    OPEN,
     WINDOW_S,
     Batch,
     BatchBody,
@@ -36,10 +32,9 @@ from app.batches.requests import (
     next_request,
     take_up_results,
 )
-from app.domain.errors import Busy, DiskShort, DjinnError, FieldOutOfRange, NotFound, Unauthenticated, WrongState
+from app.domain.errors import DiskShort, DjinnError, FieldOutOfRange, Unauthenticated
 from app.journal.lease import FolderLease
 from app.logs import REQUEST
-from app.machine.files import make_writable
 from app.sessions.registry import SessionRegistry
 from app.sessions.side_work import Lane
 from app.tenants.tenancy import Tenancy
@@ -47,26 +42,15 @@ from app.web.middleware import new_request_id
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE = 8
-"""Requests of all batches that are under way while there is no other turn; beside others, one is."""
-LOOK_S = 0.05
-"""How often a request that waits for its place looks whether the others are gone."""
-MAX_OPEN, MAX_KEPT = 100, 1000
-"""Open batches of one owner, and batches of one owner in all: the oldest finished ones are forgotten."""
-AGAIN = frozenset({408, 429, 502, 503})
-"""Statuses that say nothing about the request: it is made again."""
 FULL = frozenset({"session_limit", "tenant_limit"})
 """Codes of refusals that end as soon as there is room, whenever that is."""
-LONGEST_WAIT_S = 30.0
-ABOUT = ".json"
 Ending = Literal["completed", "expired", "cancelled", "failed"]
 
 
-class _Kept(BaseModel):
-    """A batch, its tenant, and the ids of its files of results, which are kept once they are whole."""
+class _Kept(Kept[Batch]):
+    """A batch, and the ids of its files of results, which are kept once they are whole."""
 
-    owner: str | None
-    batch: Batch
+    job: Batch = Field(validation_alias=AliasChoices("job", "batch"))
     output_id: str
     error_id: str
     results_ttl_s: int | None = None
@@ -74,8 +58,10 @@ class _Kept(BaseModel):
     """How it ends, once nothing is left to do but to keep the results."""
 
 
-class Batches:
+class Batches(Jobs[Batch, _Kept]):
     """The batches of all owners. Used on the event loop. Other threads read lines and write results."""
+
+    noun = "batch"
 
     def __init__(
         self,
@@ -83,70 +69,30 @@ class Batches:
         registry: SessionRegistry,
         tenancy: Tenancy,
         lease: FolderLease | None,
+        places: Places,
         *,
         max_line_bytes: int,
     ) -> None:
         """Load the batches of an earlier run, from `batches` in the folder of `files`. Raises `FieldOutOfRange`."""
-        self._folder = files.folder / "batches"
-        self._files = files
+        super().__init__(files.folder / "batches", _Kept, files, lease)
         self._registry = registry
         self._tenancy = tenancy
-        self._lease = lease
         self._max_line_bytes = max_line_bytes
-        self._kept: dict[str, _Kept] = {}
-        """By id, the oldest first."""
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        """Of batches that are not over."""
-        self._cancels: dict[str, asyncio.Event] = {}
-        self._saving = asyncio.Lock()
-        self._places = _Places(registry.table.turns.foreground_runs)
+        self._places = places
         self._app: ASGIApp
-        try:
-            make_writable(self._folder, 0o700)
-            found = list(self._read())
-        except OSError as error:
-            raise FieldOutOfRange(
-                f"cannot keep batches in {self._folder}: {error.strerror}", param="state_dir"
-            ) from error
-        for kept in sorted(found, key=lambda each: each.batch.created_at):
-            self._kept[kept.batch.id] = kept
 
     def start(self, app: ASGIApp) -> None:
         """Continue open batches. `app` answers requests without asking for a key."""
         self._app = app
-        going_on = [kept for kept in self._kept.values() if kept.batch.status in OPEN]
-        self._files.remove_parts(but=[each for kept in going_on for each in (kept.output_id, kept.error_id)])
-        for kept in going_on:
-            self._files.in_use[kept.batch.input_file_id] += 1
-            self._begin(kept)
-
-    async def close(self) -> None:
-        """Stop. Requests under way are made again after the next start."""
-        for task in self._tasks.values():
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks.values())
-
-    def find(self, owner: str | None, batch_id: str) -> Batch:
-        """The owner's batch. Raises `NotFound`."""
-        return self._find(owner, batch_id).batch
-
-    def owned_by(self, owner: str | None) -> list[Batch]:
-        """The owner's, the newest first."""
-        return [kept.batch for kept in reversed(self._kept.values()) if kept.owner == owner]
+        self._files.remove_parts(but=[each for kept in self.going_on for each in (kept.output_id, kept.error_id)])
+        self.resume()
 
     async def create(self, owner: str | None, body: BatchBody) -> Batch:
         """Begin a batch. Raises `NotFound` and `FieldOutOfRange` for its file, and `Busy` if too many are not over."""
         file = self._files.find(owner, body.input_file_id, param="input_file_id")
         if file.purpose != "batch":
             raise FieldOutOfRange(f"input_file_id: its purpose is {file.purpose}, not batch", param="input_file_id")
-        mine = self.owned_by(owner)
-        if sum(each.status in OPEN for each in mine) >= MAX_OPEN:
-            raise Busy(f"{MAX_OPEN} batches are not over, the most allowed", retry_after_s=int(LONGEST_WAIT_S))
-        over = [each.id for each in mine if each.status not in OPEN]
-        for gone in over[MAX_KEPT - MAX_OPEN :]:
-            del self._kept[gone]
-            self._path(gone).unlink(missing_ok=True)
+        self._check_room(owner)
         now, ttl = int(time.time()), body.output_expires_after
         batch = Batch(
             id=new_id("batch_"),
@@ -159,100 +105,38 @@ class Batches:
         )
         kept = _Kept(
             owner=owner,
-            batch=batch,
+            job=batch,
             output_id=new_id("file-"),
             error_id=new_id("file-"),
             results_ttl_s=None if ttl is None else ttl.seconds,
         )
-        self._kept[batch.id] = kept  # before anything waits: it counts, and its file stays
-        self._files.in_use[file.id] += 1
-        try:
-            await self._save(kept)
-        except BaseException:
-            del self._kept[batch.id]
-            self._files.in_use -= Counter([file.id])
-            raise
-        self._begin(kept)
-        return batch
-
-    async def cancel(self, owner: str | None, batch_id: str) -> Batch:
-        """End a batch early. What is done stays; requests under way are dropped. Raises `NotFound`, `WrongState`."""
-        kept = self._find(owner, batch_id)
-        if kept.batch.status not in OPEN:
-            raise WrongState(f"the batch is {kept.batch.status}: only an open batch can be cancelled")
-        if kept.batch.status != "cancelling":
-            await self._change(kept, status="cancelling", cancelling_at=int(time.time()))
-        if batch_id in self._cancels:
-            self._cancels[batch_id].set()
-        return kept.batch
-
-    def _find(self, owner: str | None, batch_id: str) -> _Kept:
-        kept = self._kept.get(batch_id)
-        if kept is None or kept.owner != owner:
-            raise NotFound(f"no batch {batch_id[:100]!r}", param="batch_id")
-        return kept
-
-    def _path(self, batch_id: str) -> Path:
-        return (self._folder / batch_id).with_suffix(ABOUT)
-
-    def _read(self) -> Iterator[_Kept]:
-        for about in self._folder.glob(f"*{ABOUT}"):
-            with contextlib.suppress(ValidationError):
-                yield _Kept.model_validate_json(about.read_bytes())
-
-    async def _save(self, kept: _Kept) -> None:
-        """Raises `DiskShort`."""
-        try:
-            async with self._saving:
-                await asyncio.to_thread(write_whole, self._path(kept.batch.id), kept.model_dump_json())
-        except OSError as error:
-            raise DiskShort(f"the batch was not stored: {error.strerror}") from error
-
-    async def _change(self, kept: _Kept, **fields: Any) -> None:
-        was_open = kept.batch.status in OPEN
-        kept.batch = kept.batch.model_copy(update=fields)
-        if was_open and kept.batch.status not in OPEN:
-            self._files.in_use -= Counter([kept.batch.input_file_id])
-        await self._save(kept)
-
-    def _begin(self, kept: _Kept) -> None:
-        batch_id = kept.batch.id
-        self._cancels[batch_id] = asyncio.Event()
-        if kept.batch.status == "cancelling":
-            self._cancels[batch_id].set()
-        task = self._tasks[batch_id] = asyncio.create_task(self._run(kept))
-        task.add_done_callback(partial(self._over, kept))
-
-    def _over(self, kept: _Kept, task: asyncio.Task[None]) -> None:
-        del self._tasks[kept.batch.id], self._cancels[kept.batch.id]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("batch %s stands until the next start", kept.batch.id, exc_info=error)
+        return await self._add(kept)
 
     async def _run(self, kept: _Kept) -> None:
         """From wherever the batch is to its end."""
         try:
-            if kept.batch.status == "validating" and not await self._check(kept):
+            if kept.job.status == "validating" and not await self._check(kept):
                 return
             if kept.ending is None:
                 await self._work(kept)
         except (OSError, DjinnError, LineProblem) as error:  # the disk is full, or the file is not what it was
-            logger.warning("batch %s ends early: %s", kept.batch.id, error)
+            logger.warning("batch %s ends early: %s", kept.job.id, error)
             code, message = "input_file_lost", "The input file cannot be read."  # an `OSError` would say where it is
             if not isinstance(error, OSError):
                 code, message = error.code, error.message
             problems = BatchProblems(data=[BatchProblem(code=code, message=message)])
-            kept.batch, kept.ending = kept.batch.model_copy(update={"errors": problems}), "failed"
+            kept.job, kept.ending = kept.job.model_copy(update={"errors": problems}), "failed"
         while True:
             try:
                 await self._finish(kept)
                 return
             except (OSError, DiskShort) as error:
-                logger.warning("batch %s waits for the disk: %s", kept.batch.id, error)
+                logger.warning("batch %s waits for the disk: %s", kept.job.id, error)
                 await asyncio.sleep(LONGEST_WAIT_S)
 
     async def _check(self, kept: _Kept) -> bool:
         """Whether the file of the batch has nothing but its requests; else the batch fails."""
-        began, batch = time.perf_counter(), kept.batch
+        began, batch = time.perf_counter(), kept.job
         path = self._files.path(batch.input_file_id)
         async with self._registry.side_work.turn(kept.owner, Lane.FILE) as piece:
             count, problems = await asyncio.to_thread(
@@ -263,7 +147,7 @@ class Batches:
             now = int(time.time())
             await self._change(kept, status="failed", failed_at=now, errors=BatchProblems(data=problems))
             return False
-        is_cancelled = kept.batch.status == "cancelling"
+        is_cancelled = kept.job.status == "cancelling"
         counts, status = BatchCounts(total=count), "cancelling" if is_cancelled else "in_progress"
         await self._change(kept, status=status, in_progress_at=int(time.time()), request_counts=counts)
         return True
@@ -279,8 +163,8 @@ class Batches:
             self._files.writing(kept.owner, kept.error_id) as errors,
         ):
             working = asyncio.create_task(self._make_all(kept, done, output, errors))
-            cancelled = asyncio.create_task(self._cancels[kept.batch.id].wait())
-            left_s = max(0.0, kept.batch.expires_at - time.time())
+            cancelled = asyncio.create_task(self._cancels[kept.job.id].wait())
+            left_s = max(0.0, kept.job.expires_at - time.time())
             try:
                 await asyncio.wait((working, cancelled), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -291,15 +175,15 @@ class Batches:
                 working.result()
                 kept.ending = "completed"
                 return
-            kept.ending = "cancelled" if self._cancels[kept.batch.id].is_set() else "expired"
+            kept.ending = "cancelled" if self._cancels[kept.job.id].is_set() else "expired"
             why = "the batch was cancelled" if kept.ending == "cancelled" else "the completion window expired"
             error = {"code": f"batch_{kept.ending}", "message": f"This request could not be executed before {why}."}
             async for custom_id, _ in self._left(kept, done):
                 await self._write(errors, custom_id, response=None, error=error)
 
     def _count(self, kept: _Kept, **counts: int) -> None:
-        new = kept.batch.request_counts.model_copy(update=counts)
-        kept.batch = kept.batch.model_copy(update={"request_counts": new})
+        new = kept.job.request_counts.model_copy(update=counts)
+        kept.job = kept.job.model_copy(update={"request_counts": new})
 
     async def _make_all(self, kept: _Kept, done: set[bytes], output: FileWriter, errors: FileWriter) -> None:
         """Raises why it ends early: a result could not be written, or the file cannot be read or is another."""
@@ -318,7 +202,7 @@ class Batches:
 
     async def _left(self, kept: _Kept, done: set[bytes]) -> AsyncIterator[tuple[str, bytes]]:
         """The `custom_id` and body of each request of the file that is not `done`. Raises `OSError`, `LineProblem`."""
-        batch, side_work = kept.batch, self._registry.side_work
+        batch, side_work = kept.job, self._registry.side_work
         with await asyncio.to_thread(self._files.path(batch.input_file_id).open, "rb") as opened:
             names = self._registry.adapters
             while found := await side_work.run(kept.owner, next_request, opened, batch.endpoint, names.all_names):
@@ -363,7 +247,7 @@ class Batches:
             if writing.done() and writing.exception() is None:
                 done.add(digest_of(custom_id))
                 outcome = "completed" if status < 400 else "failed"
-                self._count(kept, **{outcome: getattr(kept.batch.request_counts, outcome) + 1})
+                self._count(kept, **{outcome: getattr(kept.job.request_counts, outcome) + 1})
                 self._registry.metrics.batch_requests.labels(outcome).inc()
 
     def _at_once(self, owner: str | None) -> int:
@@ -381,11 +265,6 @@ class Batches:
             if self._registry.table.may_open(owner) or time.monotonic() - began > longest_s:
                 return
 
-    @property
-    def _is_here(self) -> bool:
-        """Whether the folder is this server's, and no other one does the same."""
-        return self._lease is None or self._lease.holds
-
     async def _call(self, kept: _Kept, request_id: str, content: bytes) -> tuple[int, dict[bytes, bytes], bytes]:
         """Have the application answer the request of the batch's tenant; returns status, headers and body."""
         tenant = self._tenancy.directory.named(kept.owner)
@@ -396,8 +275,8 @@ class Batches:
             "http_version": "1.1",
             "method": "POST",
             "scheme": "http",
-            "path": kept.batch.endpoint,
-            "raw_path": kept.batch.endpoint.encode(),
+            "path": kept.job.endpoint,
+            "raw_path": kept.job.endpoint.encode(),
             "root_path": "",
             "query_string": b"",
             "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())],
@@ -425,7 +304,7 @@ class Batches:
         try:
             await self._app(scope, receive, send)
         except Exception:  # a bug, for which the application has answered 500
-            logger.exception("a request of batch %s failed", kept.batch.id)
+            logger.exception("a request of batch %s failed", kept.job.id)
         return status, headers, bytes(body)
 
     async def _write(self, writer: FileWriter, custom_id: str, **fields: Any) -> None:
@@ -434,7 +313,7 @@ class Batches:
 
     async def _finish(self, kept: _Kept) -> None:
         """Keep the files of results, and note how the batch has ended."""
-        if kept.batch.status == "in_progress":
+        if kept.job.status == "in_progress":
             await self._change(kept, status="finalizing", finalizing_at=int(time.time()))
         else:
             await self._save(kept)
@@ -446,7 +325,7 @@ class Batches:
             part = self._files.path(file_id).with_suffix(PART)
             if part.exists() and part.stat().st_size:
                 async with self._files.writing(kept.owner, file_id) as writer:
-                    await writer.keep(f"{kept.batch.id}_{name}.jsonl", "batch_output", kept.results_ttl_s)
+                    await writer.keep(f"{kept.job.id}_{name}.jsonl", "batch_output", kept.results_ttl_s)
             part.unlink(missing_ok=True)
             results[field] = file_id if self._files.has(file_id) else None
         ended = {f"{kept.ending}_at": int(time.time())}
@@ -456,29 +335,3 @@ class Batches:
 def _first(group: BaseExceptionGroup[Any]) -> BaseException:
     error: BaseException = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
-
-
-class _Places:
-    """Which requests of batches are under way: few, and one while clients wait for turns of their own."""
-
-    def __init__(self, others_run: Callable[[], bool]) -> None:
-        self._others_run = others_run
-        self._taken = 0
-        self._asking = asyncio.Lock()
-        """Batches take turns."""
-        self._left = asyncio.Event()
-
-    @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Wait for a place, and have it for the block."""
-        async with self._asking:
-            while self._taken >= (1 if self._others_run() else AT_ONCE):
-                self._left.clear()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._left.wait(), LOOK_S)
-            self._taken += 1
-        try:
-            yield
-        finally:
-            self._taken -= 1
-            self._left.set()

@@ -229,13 +229,15 @@ class Edit(_Digested):
 class When:
     """Which positions a breakpoint is for; conditions that are None hold everywhere.
 
-    `every` n holds at positions that n divides, `token_id` where this token stands.
+    `every` n holds at positions that n divides, `token_id` where this token stands. `among` are positions that have
+    been chosen before; empty: all.
     """
 
     in_pass: Pass = Pass.ANY
     position: int | None = None
     token_id: int | None = None
     every: int | None = None
+    among: Runs = ()
 
 
 class Then(StrEnum):

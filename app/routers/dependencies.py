@@ -8,11 +8,13 @@ from typing import Annotated, Any
 from fastapi import Depends, Header, Request
 
 from app.batches.files import FileStore
+from app.batches.places import Places
 from app.batches.runner import Batches
 from app.cluster.cluster import Cluster
 from app.domain.errors import Draining, JournalUnavailable, WrongRole
 from app.domain.values import ModelInfo, SamplingDefaults
 from app.events import EventStreams
+from app.experiments.activations import ActivationJobs, Reader
 from app.exports.spool import Spool
 from app.journal.lease import FolderLease
 from app.openai.response_store import ResponseStore
@@ -55,7 +57,10 @@ class Services:
     lease: FolderLease | None
     """Of the state folder; None: no other server can have it."""
     files: FileStore
+    places: Places
     batches: Batches
+    activation_reader: Reader
+    activation_jobs: ActivationJobs
     events: EventStreams
     started_at: int
     """Unix seconds."""

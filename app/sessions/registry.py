@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from app.domain.errors import EngineAway, EngineStalled, FieldOutOfRange, JournalUnavailable, NotDurable, WrongState
 from app.domain.homes import Home, new_session_id
 from app.domain.memory_map import MemoryMap
-from app.domain.values import Adapter, ForkPoint, Phase, Quotas, Residency, SessionId, SessionState
+from app.domain.values import Adapter, ForkPoint, Phase, Quotas, Residency, SessionId, SessionState, Ticket
 from app.engine_process.executor import EngineExecutor
 from app.engine_process.turn import Turn
 from app.logs import is_background
-from app.messages import Close, Fork, Inspect, Open, Rewind, SetPhase
+from app.messages import Close, Command, Fork, Inspect, Open, Rewind, SetPhase
 from app.sessions.adapters import Adapters
 from app.sessions.charges import Charges, logprob_budget
 from app.sessions.keeper import SessionKeeper
@@ -147,16 +147,29 @@ class SessionRegistry:
         name: str | None = None,
         ephemeral: bool = False,
         adapter: Adapter | None = None,
+        prefix: tuple[Session, int] | None = None,
     ) -> Session:
-        """Open an empty session. Raises `TenantLimit`, `SessionLimit` if none gives way, `Draining` during shutdown."""
+        """Open an empty session, or with a `prefix` one that has the first tokens of an idle session, with their KV.
+
+        Raises `TenantLimit`, `SessionLimit` if none gives way, `Draining` during shutdown.
+        """
         self.make_room(owner)
         labels = dict(metadata or {})
         session = Session(self.new_id(), owner, labels, ttl_s, name=name, ephemeral=ephemeral, adapter=adapter)
         session.background = ephemeral and is_background()
         # To the engine, all batches are one tenant, whose turns have its share. Prefixes stay those of the owner.
         tenant, namespace = (BACKGROUND, owner or "") if session.background else (owner or "", None)
-        opening = partial(Open, session=session.id, tenant=tenant, namespace=namespace, adapter=session.adapter_digest)
+        opening: Callable[[Ticket], Command]
+        if prefix is None:
+            digest = session.adapter_digest
+            opening = partial(Open, session=session.id, tenant=tenant, namespace=namespace, adapter=digest)
+        else:
+            parent, length = prefix
+            opening = partial(Fork, session=parent.id, child=session.id)
+            session.history, session.namespace = parent.history[:length], parent.namespace
         self.executor.post(opening)
+        if prefix is not None:
+            self.executor.post(lambda ticket: Rewind(ticket, session.id, len(session.history)))
         self.table.add(session)
         self.keeper.note(session)
         return session
@@ -293,9 +306,10 @@ class SessionRegistry:
         *,
         metadata: dict[str, str] | None = None,
         adapter: Adapter | None = None,
+        prefix: tuple[Session, int] | None = None,
     ) -> AsyncIterator[Session]:
-        """A session for one turn: closed on the way out, which ends the turn if it still runs."""
-        session = self.create(owner, metadata=metadata, ephemeral=True, adapter=adapter)
+        """A session for one call: closed on the way out, which ends a turn that still runs."""
+        session = self.create(owner, metadata=metadata, ephemeral=True, adapter=adapter, prefix=prefix)
         try:
             yield session
         finally:

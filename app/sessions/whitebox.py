@@ -3,10 +3,13 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from app.domain.activations import (
     Activation,
@@ -37,6 +40,7 @@ from app.messages import (
     ReadCheckpoint,
     ReadFeatures,
     ReadKept,
+    ReadLogits,
     ReadNorms,
     WriteCheckpoint,
 )
@@ -146,6 +150,23 @@ class Whitebox:
                 if isinstance(error, NotDurable):
                     raise JournalUnavailable(f"no breakpoint was armed: {error.reason}") from error
                 raise
+
+    def arm_now(self, session: Session, *breakpoints: Breakpoint) -> None:
+        """Add breakpoints that do not pause to a session that lives for one call, before its turn, without waiting."""
+        for each in breakpoints:
+            session.breakpoints[each.id] = each
+            self._executor.post(partial(Arm, session=session.id, breakpoint=each))
+
+    async def logits(self, sessions: Sequence[Session], token_ids: Sequence[int] | None) -> NDArray[np.float32]:
+        """The logits of these tokens (None: of all) after what has been recorded in the sessions, `[rows, tokens]`.
+        Raises `ActivationsFull` if some of it found no room.
+        """
+        asked = None if token_ids is None else tuple(token_ids)
+        read: Callable[[], TensorData] = await self._executor.call(
+            partial(ReadLogits, sessions=tuple(each.id for each in sessions), token_ids=asked)
+        )
+        found = await asyncio.to_thread(read)
+        return np.frombuffer(found.data, "<f4").reshape(found.shape)
 
     async def disarm(self, session: Session, breakpoint_id: str | None) -> None:
         """Remove one breakpoint, or all. Raises `NotFound`, and `NotDurable` if it would be back after a restart."""

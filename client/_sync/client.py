@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import httpx
 
-from client import breakpoint_calls, calls
+from client import breakpoint_calls, calls, experiments
 from client._sync.dictionaries import Dictionaries
 from client._sync.lenses import Lenses
 from client._sync.live import live_events
@@ -20,6 +20,7 @@ from client._sync.vectors import Vectors
 from client.breakpoint_models import PointInfo
 from client.calls import PAGE_SIZE, UNSET, Seconds, given
 from client.edge import DEFAULT_TIMEOUT_S, KEY_VARIABLE, Connection, address_of
+from client.experiments import Activations, Patching, Prompts
 from client.live import Event
 from client.memory_models import MemoryEstimate, MemoryMap
 from client.models import Health, Model, Residency, SessionState, Tier, Version
@@ -211,6 +212,44 @@ class Djinn:
     def points(self, *, timeout: Seconds = UNSET) -> tuple[PointInfo, ...]:
         """The points of the model's forward pass that breakpoints can name, in their order."""
         return self._transport.send(breakpoint_calls.list_points(), timeout)
+
+    def patching(
+        self,
+        clean: str | Sequence[int],
+        corrupted: str | Sequence[int],
+        *,
+        metric: Literal["logit_difference", "probability", "kl"] = "logit_difference",
+        answer: str | int | None = None,
+        wrong: str | int | None = None,
+        points: Sequence[str] | None = None,
+        layers: Sequence[int] | None = None,
+        positions: Sequence[int] | None = None,
+        by: Literal["position", "head"] | None = None,
+        into: Literal["corrupted", "clean"] | None = None,
+        timeout: Seconds = None,
+    ) -> Patching:
+        """Put activations of one prompt into the other, place by place, and measure the answer each time.
+
+        The places are each of `layers` and `positions` at each of `points` (`resid_post`), or with `by="head"` each
+        head. `answer` and `wrong` are tokens. It gives way to other turns, so it may take its time.
+        """
+        return self._transport.send(experiments.patch(given(locals())), timeout)
+
+    def activations(
+        self,
+        prompts: Prompts,
+        *,
+        points: Sequence[str] | None = None,
+        layers: Sequence[int] | None = None,
+        positions: Literal["all", "last"] | Mapping[str, Any] | None = None,
+        reduce: Literal["none", "mean", "last"] | None = None,
+        timeout: Seconds = None,
+    ) -> Activations:
+        """What up to 256 prompts have at `points` (`resid_post`) of `layers` (all).
+
+        `positions` are `all`, `last`, `{"token_ids": [...]}` or `{"regex": "..."}`.
+        """
+        return self._transport.send(experiments.read_activations(given(locals())), timeout)
 
     def health(self, *, timeout: Seconds = UNSET) -> Health:
         """Whether the server is alive; needs no API key."""

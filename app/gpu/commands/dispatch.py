@@ -123,6 +123,9 @@ class CommandHandler:
             messages.UnloadAdapter: self._unload_adapter,
             messages.LoadUpload: lambda command: uploads.load(Path(command.path), command.digest),
             messages.DropUpload: lambda command: uploads.drop(command.digest),
+            messages.ReadLogits: lambda command: whitebox.read_logits(
+                [self._open(each) for each in command.sessions], command.token_ids
+            ),
         }
         """What carries out any other command."""
 
@@ -144,10 +147,8 @@ class CommandHandler:
         try:
             if isinstance(command, messages.ServerCommand) or type(command) in self.on_engine:
                 value = self.on_engine[type(command)](command)
-            elif command.session not in self.sessions:
-                raise NotFound(f"there is no session {command.session}")
             else:
-                sequence = self.sessions[command.session]
+                sequence = self._open(command.session)
                 if sequence.busy and isinstance(command, _AT_REST):
                     raise WrongState(f"session {sequence.session} is running a turn")
                 value = self.on_session[type(command)](sequence, command)
@@ -157,6 +158,11 @@ class CommandHandler:
             self._exchanges[command.ticket] = command, value
             return self._go_on(command.ticket)
         return value if isinstance(value, list) else [Done(command.ticket, value)]
+
+    def _open(self, session: SessionId) -> TokenSequence:
+        if session not in self.sessions:
+            raise NotFound(f"there is no session {session}")
+        return self.sessions[session]
 
     def _go_on(self, ticket: Ticket, report: Moved | None = None) -> list[Event]:
         """Resume an exchange, with the report that it has waited for if that has come; answer it if it is over."""

@@ -5,7 +5,7 @@ the checkpoint of a paused turn, and maps of all residual streams that a session
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -46,6 +46,8 @@ Mean = Callable[[Sequence[Rows], bool], Callable[[], TensorData]]
 """A function for any thread that gives the mean of the rows, with True after the final norm of each."""
 ReadFeatures = Callable[[Sequence[Rows], messages.ReadFeatures], tuple[Any, Any]]
 """For each of the rows the most active features of a dictionary, and the activations of chosen ones."""
+Logits = Callable[[Sequence[Rows], tuple[int, ...] | None], Callable[[], TensorData]]
+"""A function for any thread that gives what the final norm and the head make of the rows, of some tokens or of all."""
 Handler = Callable[[TokenSequence, Any], object]
 """Carries out a command on its session; returns what `Done` answers."""
 
@@ -60,6 +62,7 @@ class Whitebox:
         look: Look,
         mean: Mean,
         features: ReadFeatures,
+        logits: Logits,
         store: Callable[[TensorData], StoredTensor],
         match: Match,
         activations: ActivationRoom,
@@ -70,6 +73,7 @@ class Whitebox:
         self._look = look
         self._mean = mean
         self._features = features
+        self._logits = logits
         self._store = store
         self._match = match
         self._activations = activations
@@ -141,11 +145,11 @@ class Whitebox:
         """A function for any thread that gives the mean of all that has been captured. Raises `ActivationsFull` if some
         of it found no room.
         """
-        captures = sequence.captures
-        if captures.dropped or not captures.records:
-            raise ActivationsFull("captures have no room in max_activation_bytes now", retry_after_s=1)
-        rows = [(each.hidden, 0, len(each.positions)) for each in captures.records if each.point is Point.RESID_POST]
-        return self._mean(rows, command.normed)
+        return self._mean(_all_captured([sequence]), command.normed)
+
+    def read_logits(self, sequences: Sequence[TokenSequence], token_ids: tuple[int, ...] | None) -> object:
+        """What the final norm and the head make of all that has been captured. Raises `ActivationsFull` as above."""
+        return self._logits(_all_captured(sequences), token_ids)
 
     def _clear_captures(self, sequence: TokenSequence, command: messages.ClearCaptures) -> None:
         """Forget what has been captured."""
@@ -194,6 +198,16 @@ class Whitebox:
             held=False,
         )
         self._activations.note(sequence)
+
+
+def _all_captured(sequences: Iterable[TokenSequence]) -> list[Rows]:
+    """All rows. Raises `ActivationsFull` if some found no room, or a session has none."""
+    rows = list[Rows]()
+    for captures in (sequence.captures for sequence in sequences):
+        if captures.dropped or not captures.records:
+            raise ActivationsFull("captures have no room in max_activation_bytes now", retry_after_s=1)
+        rows += [(each.hidden, 0, len(each.positions)) for each in captures.records if each.point is Point.RESID_POST]
+    return rows
 
 
 def arm(sequence: TokenSequence, command: messages.Arm) -> None:

@@ -134,8 +134,21 @@ class Runner:
         """A function for any thread that waits for the mean of rows of residual streams, float32 `[hidden_size]`, with
         `normed` after the final norm of each.
         """
-        hidden, download = self._load(parts), Download(self._streams)
-        found = download.fetch((self.stack.normed(hidden) if normed else hidden).float().mean(0))
+        hidden = self._load(parts)
+        return self._fetched((self.stack.normed(hidden) if normed else hidden).float().mean(0))
+
+    @torch.inference_mode()
+    def logits(self, parts: Sequence[Rows], token_ids: tuple[int, ...] | None) -> Callable[[], TensorData]:
+        """The same for the final norm and the head on rows of residual streams: `[rows, len(token_ids)]`, or
+        `[rows, vocab_size]` without `token_ids`.
+        """
+        logits = self.stack.head(self._load(parts))
+        return self._fetched(logits if token_ids is None else logits[:, list(token_ids)])
+
+    def _fetched(self, tensor: Tensor) -> Callable[[], TensorData]:
+        """A function for any thread that waits for a float32 tensor."""
+        download = Download(self._streams)
+        found = download.fetch(tensor)
         done = download.finish()
 
         def read() -> TensorData:

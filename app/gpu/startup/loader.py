@@ -115,6 +115,7 @@ def build_engine(
         runner.look,
         runner.mean,
         runner.features,
+        runner.logits,
         to_host,
         grammars.match,
         activations,

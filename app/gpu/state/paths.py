@@ -27,7 +27,7 @@ from app.domain.breakpoints import (
     When,
 )
 from app.domain.points import HEAD, Place, Point, boundary_of, place_of
-from app.domain.positions import Run, Runs, clip_runs, count, multiples, runs_of
+from app.domain.positions import Run, Runs, clip_runs, count, multiples, positions_of, runs_of
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.sequence import TokenSequence, TurnState
 
@@ -364,6 +364,9 @@ def met(when: When, span: Span, token_ids: Sequence[int], prompt_tokens: int) ->
     if first >= end:
         return ()
     found = (Run(first, end),) if when.every is None else multiples(when.every, first, end)
+    if when.among:
+        inside = clip_runs(when.among, first, end)
+        found = inside if when.every is None else runs_of(p for p in positions_of(inside) if p % when.every == 0)
     if when.token_id is None:
         return found
     return runs_of(p for run in found for p in run.positions if token_ids[p] == when.token_id)

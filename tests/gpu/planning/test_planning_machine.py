@@ -109,7 +109,7 @@ class PlanningMachine(RuleBasedStateMachine):
         self.phases = Phases(self.placement, self.scheduler.headroom)
         activations = ActivationRoom(0)
         self.turns = Turns(self.scheduler, self.MAX_LEN, nobody_asks, activations)
-        whitebox = Whitebox(self.placement, nobody_asks, nobody_asks, nobody_asks, nobody_asks, activations)
+        whitebox = Whitebox(self.placement, *[nobody_asks] * 5, activations)
         self.handler = CommandHandler(
             self.scheduler,
             self.phases,

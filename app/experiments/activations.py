@@ -1,0 +1,560 @@
+"""Activations in bulk: what up to 100,000 prompts have at some points of the model, one record for each.
+
+A job reads the prompts of a kept file, some hundreds at a time. What these have is one shard, a safetensors file that
+is kept as other files of the owner are. A shard is there whole or not at all, and its id follows from the job's. So a
+server that starts again goes on with the first shard that is missing, and no record is there twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from itertools import count, islice, takewhile
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+import regex
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from app.batches.files import PART, FileStore, new_id
+from app.batches.jobs import AGAIN, LONGEST_WAIT_S, Jobs, Kept
+from app.batches.places import AT_ONCE, Places
+from app.batches.requests import NAP_LINES, NAP_S, BatchProblem
+from app.domain.breakpoints import TensorData
+from app.domain.errors import DiskShort, DjinnError, FieldOutOfRange, Unauthenticated
+from app.domain.points import ABOUT, Axis
+from app.domain.positions import runs_of
+from app.domain.values import ModelInfo
+from app.experiments.reading import (
+    Found,
+    LayersField,
+    PointsField,
+    PromptField,
+    Sites,
+    encode,
+    find_sites,
+    position_bytes,
+    read_prompt,
+)
+from app.journal.lease import FolderLease
+from app.logs import REQUEST
+from app.sessions.registry import SessionRegistry
+from app.sessions.side_work import Lane
+from app.tenants.tenancy import Tenancy
+from app.text.generation import whole_pieces
+from app.text.tokenizer import Tokens
+from app.wire.base import LongList, TokenId, WireModel, fixed, shape
+from app.wire.tensors import to_float32, write_file
+
+logger = logging.getLogger(__name__)
+
+MAX_PROMPTS = 100_000
+"""Of one job."""
+MAX_ASKED, MAX_ASKED_BYTES = 256, 256 << 20
+"""Prompts of a request that is answered with their activations, and bytes of these."""
+MAX_PROBLEMS = 20
+"""Of a file, that are told: then it is not read any further."""
+MAX_SHARD_BYTES = 128 << 20
+"""A shard ends before it has more, unless that is one prompt's alone: it is in memory until it is written."""
+REGEX_S = 1.0
+"""How long a regular expression may take for one prompt."""
+
+
+class PositionsBody(WireModel):
+    """Positions by what stands there. Exactly one of the fields."""
+
+    token_ids: Annotated[LongList[TokenId], Field(min_length=1, max_length=1024)] | None = None
+    regex: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
+        None, description="a regular expression: tokens whose text has a part in a match"
+    )
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if (self.token_ids is None) == (self.regex is None):
+            raise FieldOutOfRange("positions: give exactly one of token_ids and regex", param="positions")
+        if self.regex is not None:
+            try:
+                regex.compile(self.regex)
+            except regex.error as error:
+                raise FieldOutOfRange(f"positions.regex: {error}", param="positions.regex") from error
+        return self
+
+
+Reduce = Literal["none", "mean", "last"]
+
+
+class ActivationsBody(WireModel):
+    """What to read, of the prompts of a file, as a job, or of `prompts`, as the answer. Exactly one of these two."""
+
+    input_file_id: str | None = Field(
+        None, max_length=256, description='a kept file with {"prompt": ..., "id": ...} on each line'
+    )
+    prompts: LongList[PromptField] | None = Field(
+        None, min_length=1, max_length=MAX_ASKED, description="texts or token ids: the answer is their one shard"
+    )
+    points: PointsField = Field(default_factory=lambda: ["resid_post"], description="names, TransformerLens's too")
+    layers: LayersField | None = Field(None, description="counted from 0 (default: all that have the point)")
+    positions: Literal["all", "last"] | PositionsBody = "all"
+    reduce: Reduce = Field("none", description="over the positions: their mean, or only the last of them")
+    prompts_per_shard: int = Field(256, ge=1, le=4096)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.input_file_id is None) == (self.prompts is None):
+            raise FieldOutOfRange("give exactly one of input_file_id and prompts", param="input_file_id")
+        return self
+
+
+class PromptLine(WireModel):
+    """A line of the file of a job."""
+
+    prompt: PromptField
+    id: str | None = Field(None, max_length=512)
+
+
+class Shard(BaseModel):
+    """A kept file with the records of prompts `[first, end)`, counted from 0. `failed` of them have only an error."""
+
+    file_id: str
+    first: int
+    end: int
+    failed: int
+    bytes: int
+
+
+class PromptCounts(BaseModel):
+    """Prompts of the file, and those whose records are kept: with activations, or with an error."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class ActivationsJob(BaseModel):
+    """A job as it is now, which is the manifest of its shards. Times are in Unix seconds."""
+
+    id: str
+    object: Literal["experiment.activations"] = "experiment.activations"
+    status: Literal["validating", "in_progress", "cancelling", "cancelled", "completed", "failed"] = "validating"
+    input_file_id: str
+    layers: dict[str, list[int]] = Field(description="by point, in the order of the tensors' rows")
+    positions: Literal["all", "last"] | PositionsBody
+    reduce: Reduce
+    prompts_per_shard: int
+    created_at: int
+    in_progress_at: int | None = None
+    cancelling_at: int | None = None
+    ended_at: int | None = None
+    prompt_counts: PromptCounts = PromptCounts()
+    shards: list[Shard] = []
+    errors: list[BatchProblem] = []
+
+
+ActivationsJobs = shape(
+    "ActivationsJobs",
+    "Jobs of the caller, the newest first, and whether there are more.",
+    {
+        "object": fixed("list"),
+        "data": [ActivationsJob],
+        "has_more": bool,
+        "first_id": str | None,
+        "last_id": str | None,
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is read of each prompt."""
+
+    sites: Sites
+    positions: Literal["all", "last"] | PositionsBody
+    reduce: Reduce
+
+    @classmethod
+    def of(cls, body: ActivationsBody, info: ModelInfo) -> Self:
+        """What the body asks for. Raises `FieldOutOfRange` for what the model lacks, or what no tensor can have."""
+        sites = find_sites(body.points, body.layers, info)
+        for point, layers in sites.items():
+            if body.reduce != "none" and ABOUT[point].axis is Axis.KEYS:
+                raise FieldOutOfRange(
+                    f"reduce: a {point} has a number for each key, so prompts of other lengths have others: give none",
+                    param="reduce",
+                )
+            shapes = {info.points[point][layer] for layer in layers}
+            if len(shapes) > 1:
+                raise FieldOutOfRange(
+                    f"layers: {point} has not the same width in all of them: ask for those of one width at a time",
+                    param="layers",
+                )
+        return cls(sites, body.positions, body.reduce)
+
+    def choose(self, token_ids: Sequence[int], tokens: Tokens) -> list[int]:
+        """The positions of a prompt that are read. Raises `FieldOutOfRange` if the regular expression takes too long.
+
+        A mean needs all of them, and what is reduced to the last only that.
+        """
+        chosen = list(range(len(token_ids)))
+        if self.positions == "last":
+            chosen = chosen[-1:]
+        elif isinstance(self.positions, PositionsBody):
+            if self.positions.token_ids is not None:
+                known = frozenset(self.positions.token_ids)
+                chosen = [position for position, token_id in enumerate(token_ids) if token_id in known]
+            else:
+                assert self.positions.regex is not None
+                chosen = list(_matched(self.positions.regex, whole_pieces(tokens, token_ids)))
+        return chosen[-1:] if self.reduce == "last" else chosen
+
+
+def _matched(pattern: str, pieces: Sequence[str]) -> Iterator[int]:
+    """The pieces of a text that have a character in a match of the pattern."""
+    try:
+        spans = [each.span() for each in regex.finditer(pattern, "".join(pieces), timeout=REGEX_S, concurrent=True)]
+    except TimeoutError:
+        raise FieldOutOfRange(
+            f"positions.regex: it takes more than {REGEX_S:g} s for a prompt", param="positions.regex"
+        ) from None
+    first = 0
+    for position, piece in enumerate(pieces):
+        end = first + len(piece)
+        while spans and spans[0][1] <= first:
+            spans.pop(0)
+        if spans and spans[0][0] < end:
+            yield position
+        first = end
+
+
+@dataclass(slots=True)
+class Record:
+    """What is known of one prompt of a shard. `found` has the chosen positions, or with an `error` nothing."""
+
+    index: int
+    id: str | None
+    token_ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    found: Found = field(default_factory=dict)
+    error: str | None = None
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """For the metadata of the shard."""
+        known: dict[str, Any] = {"index": self.index, "tokens": len(self.token_ids), "positions": self.positions}
+        known["token_ids"] = [self.token_ids[position] for position in self.positions]
+        return known | {name: getattr(self, name) for name in ("id", "error") if getattr(self, name) is not None}
+
+
+def write_shard(records: Sequence[Record], wanted: Wanted, info: ModelInfo) -> bytes:
+    """A shard as safetensors. Not reduced, each prompt has a tensor `{index}.{point}` of `[layers, positions, width]`;
+    reduced, all have one `{point}` of `[prompts, layers, width]`, where rows of prompts that failed are 0. With heads
+    `[heads, head_dim]` takes the place of `[width]`, and in a pattern `[heads, keys]`. A mean is in float32, all else
+    in the model's data type. The metadata has all else as JSON, under `activations`.
+    """
+    tensors = dict[str, TensorData]()
+    whole = [record for record in records if record.error is None]
+    for point, layers in wanted.sites.items():
+        if wanted.reduce == "none":
+            for record in whole:
+                of_layers = [record.found[point, layer] for layer in layers]
+                tensors[f"{record.index}.{point}"] = _stacked(of_layers)
+            continue
+        rows = [
+            _stacked([record.found[point, layer] for layer in layers]) if record.error is None else None
+            for record in records
+        ]
+        like = next((row for row in rows if row is not None), None)
+        if like is not None:
+            nothing = TensorData(like.dtype, like.shape, bytes(len(like.data)))
+            tensors[point] = _stacked([nothing if row is None else row for row in rows])
+    about = {
+        "model": info.name,
+        "reduce": wanted.reduce,
+        "layers": {point: list(layers) for point, layers in wanted.sites.items()},
+        "records": [record.about for record in records],
+    }
+    return write_file(tensors, {"activations": json.dumps(about)})
+
+
+def _stacked(parts: Sequence[TensorData]) -> TensorData:
+    return TensorData(parts[0].dtype, (len(parts), *parts[0].shape), b"".join(each.data for each in parts))
+
+
+def _reduced(tensor: TensorData, reduce: Reduce) -> TensorData:
+    """`[positions, ...]` to `[...]`."""
+    if reduce == "last":
+        return TensorData(tensor.dtype, tensor.shape[1:], tensor.rows(tensor.shape[0] - 1, tensor.shape[0]).data)
+    found = to_float32(tensor).mean(0, dtype=np.float64).astype("<f4")
+    return TensorData("float32", found.shape, found.tobytes())
+
+
+class Reader:
+    """Reads prompts, behind everybody else's turns."""
+
+    def __init__(self, registry: SessionRegistry, tokens: Tokens, places: Places) -> None:
+        self.registry, self._tokens, self._places = registry, tokens, places
+        self.info: ModelInfo = registry.executor.engine.info
+
+    async def ask(self, owner: str | None, prompts: Sequence[str | list[int]], wanted: Wanted) -> bytes:
+        """The shard of a few prompts. Raises what is wrong with any of them."""
+        records = [Record(index, None) for index in range(len(prompts))]
+        for record, prompt in zip(records, prompts, strict=True):
+            await self.registry.side_work.run(owner, self._choose, record, prompt, wanted, f"prompts.{record.index}")
+        nbytes = sum(self.size(each, wanted) for each in records)
+        if nbytes > MAX_ASKED_BYTES:
+            raise FieldOutOfRange(
+                f"prompts: their activations would have {nbytes} bytes, and an answer has at most {MAX_ASKED_BYTES}: "
+                "ask for less, or send the prompts as a file",
+                param="prompts",
+            )
+        slots = asyncio.Semaphore(max(1, self.registry.table.free(owner, AT_ONCE)))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for record in records:
+                    await slots.acquire()
+                    reading = group.create_task(self._read(owner, record, wanted, f"prompts.{record.index}"))
+                    reading.add_done_callback(lambda _: slots.release())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return await asyncio.to_thread(write_shard, records, wanted, self.info)
+
+    def size(self, record: Record, wanted: Wanted) -> int:
+        """Bytes of what is kept of a record whose positions have been chosen."""
+        count = len(record.positions) if wanted.reduce == "none" else 1
+        return count * position_bytes(wanted.sites, self.info, len(record.token_ids))
+
+    async def choose(self, owner: str | None, record: Record, prompt: str | list[int], wanted: Wanted) -> None:
+        """Make a prompt of a job tokens, and choose its positions. What is wrong with it becomes its error."""
+        try:
+            await self.registry.side_work.run(owner, self._choose, record, prompt, wanted, "prompt")
+        except DjinnError as error:
+            record.error = error.message
+
+    async def fill(self, owner: str | None, record: Record, wanted: Wanted) -> None:
+        """Read a prompt of a job: again, if the server could not do it now. What is wrong with it becomes its error."""
+        while record.error is None:
+            try:
+                return await self._read(owner, record, wanted, "prompt")
+            except DjinnError as error:
+                wait_s = min(LONGEST_WAIT_S, float(error.retry_after_s or 1))
+                if error.status not in AGAIN and not self.registry.table.draining:
+                    record.error = error.message
+                    return None
+            await asyncio.sleep(wait_s)
+        return None
+
+    def _choose(self, record: Record, prompt: str | list[int], wanted: Wanted, param: str) -> None:
+        """Make a prompt tokens. Raises `FieldOutOfRange`, `ContextTooLong`, `MalformedRequest`."""
+        record.token_ids = encode(prompt, self._tokens, self.info, param=param)
+        record.positions = wanted.choose(record.token_ids, self._tokens)
+        if not record.positions:
+            raise FieldOutOfRange(f"{param}: positions chooses none of its tokens", param=param)
+
+    async def _read(self, owner: str | None, record: Record, wanted: Wanted, param: str) -> None:
+        is_all = len(record.positions) == len(record.token_ids)
+        among = () if is_all else runs_of(record.positions)
+        async with self._places.place():
+            record.found = await read_prompt(self.registry, owner, record.token_ids, wanted.sites, among, param=param)
+        if wanted.reduce != "none":  # or all of a shard would be in memory
+            record.found = {site: _reduced(tensor, wanted.reduce) for site, tensor in record.found.items()}
+
+
+class _KeptJob(Kept[ActivationsJob]):
+    """A job and its tenant."""
+
+    job: ActivationsJob
+
+
+class ActivationJobs(Jobs[ActivationsJob, _KeptJob]):
+    """The jobs of all owners. Used on the event loop. Other threads read lines and write shards."""
+
+    noun = "job"
+
+    def __init__(
+        self,
+        files: FileStore,
+        reader: Reader,
+        tenancy: Tenancy,
+        lease: FolderLease | None,
+        *,
+        max_line_bytes: int,
+    ) -> None:
+        """Load the jobs of an earlier run, from `activations` in the folder of `files`. Raises `FieldOutOfRange`."""
+        super().__init__(files.folder / "activations", _KeptJob, files, lease)
+        self._reader, self._tenancy, self._max_line_bytes = reader, tenancy, max_line_bytes
+
+    async def create(self, owner: str | None, body: ActivationsBody) -> ActivationsJob:
+        """Begin a job. Raises `NotFound`, `FieldOutOfRange`, `Busy`."""
+        assert body.input_file_id is not None
+        file = self._files.find(owner, body.input_file_id, param="input_file_id")
+        wanted = Wanted.of(body, self._reader.info)
+        self._check_room(owner)
+        job = ActivationsJob(
+            id=new_id("act_"),
+            input_file_id=file.id,
+            layers={point: list(layers) for point, layers in wanted.sites.items()},
+            positions=body.positions,
+            reduce=body.reduce,
+            prompts_per_shard=body.prompts_per_shard,
+            created_at=int(time.time()),
+        )
+        return await self._add(_KeptJob(owner=owner, job=job))
+
+    async def _run(self, kept: _KeptJob) -> None:
+        REQUEST.set({"state": {"is_background": True, "owner": kept.owner}})  # the task is this job's alone
+        problem: BatchProblem | None = None
+        try:
+            if kept.job.status == "validating":
+                await self._check(kept)
+            if not kept.job.errors:
+                await self._until_cancelled(kept, self._work(kept))
+        except DjinnError as error:
+            problem = BatchProblem(code=error.code, message=error.message)
+        except ValidationError:
+            problem = BatchProblem(code="input_file_lost", message="The input file is another by now.")
+        except OSError as error:  # it would say where the file is
+            logger.warning("job %s ends early: %s", kept.job.id, error)
+            problem = BatchProblem(code="input_file_lost", message="The input file cannot be read.")
+        errors = [*kept.job.errors, problem] if problem else kept.job.errors
+        ending = "failed" if errors else "cancelled" if self._cancels[kept.job.id].is_set() else "completed"
+        while True:
+            try:
+                return await self._change(kept, status=ending, ended_at=int(time.time()), errors=errors)
+            except DiskShort as error:
+                logger.warning("job %s waits for the disk: %s", kept.job.id, error)
+                await asyncio.sleep(LONGEST_WAIT_S)
+
+    async def _until_cancelled(self, kept: _KeptJob, work: Any) -> None:
+        working = asyncio.create_task(work)
+        cancelled = asyncio.create_task(self._cancels[kept.job.id].wait())
+        try:
+            await asyncio.wait((working, cancelled), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (working, cancelled):
+                task.cancel()
+            await asyncio.wait((working, cancelled))
+        if not working.cancelled():
+            working.result()
+
+    async def _check(self, kept: _KeptJob) -> None:
+        """Count the lines of the file, and note what is wrong with them."""
+        began, registry = time.perf_counter(), self._reader.registry
+        path = self._files.path(kept.job.input_file_id)
+        async with registry.side_work.turn(kept.owner, Lane.FILE) as piece:
+            total, problems = await asyncio.to_thread(check_prompts, path, self._max_line_bytes)
+            piece.seconds = time.perf_counter() - began
+        status = kept.job.status if problems or kept.job.status == "cancelling" else "in_progress"
+        counts, now = PromptCounts(total=total), int(time.time())
+        await self._change(kept, status=status, in_progress_at=now, prompt_counts=counts, errors=problems)
+
+    async def _work(self, kept: _KeptJob) -> None:
+        """Write every shard that is not there yet."""
+        job, files, reader = kept.job, self._files, self._reader
+        sites: Sites = {}
+        for name, layers in job.layers.items():
+            sites |= find_sites([name], layers, reader.info)  # the model may be another by now
+        wanted = Wanted(sites, job.positions, job.reduce)
+        shards = list(takewhile(lambda shard: files.has(shard.file_id), job.shards))
+        first = shards[-1].end if shards else 0
+        async with aclosing(self._records(kept, first, wanted)) as groups:
+            async for records in groups:
+                if kept.owner is not None and self._tenancy.directory.named(kept.owner) is None:
+                    raise Unauthenticated("the tenant of the job is no more")
+                file_id = _shard_id(job.id, len(shards))
+                if files.has(file_id):  # the server was killed before it had noted the shard
+                    await files.delete(kept.owner, file_id)
+                await self._fill(kept.owner, records, wanted)
+                content = await asyncio.to_thread(write_shard, records, wanted, reader.info)
+                await asyncio.to_thread(files.path(file_id).with_suffix(PART).unlink, missing_ok=True)
+                async with files.writing(kept.owner, file_id) as writer:
+                    await writer.write(content)
+                    await writer.keep(f"{job.id}_{len(shards):05}.safetensors", "batch_output", None)
+                first, end = records[0].index, records[-1].index + 1
+                failed = sum(record.error is not None for record in records)
+                shards.append(Shard(file_id=file_id, first=first, end=end, failed=failed, bytes=len(content)))
+                await self._change(kept, shards=list(shards), prompt_counts=_counts(job, shards))
+
+    async def _records(self, kept: _KeptJob, first: int, wanted: Wanted) -> AsyncGenerator[list[Record], None]:
+        """The prompts from number `first` on, with their positions, as many together as one shard has. Where it ends
+        depends on the file alone, so a job that goes on makes the same ones.
+        """
+        records, nbytes = list[Record](), 0
+        with await asyncio.to_thread(self._files.path(kept.job.input_file_id).open, "rb") as opened:
+            lines = filter(bytes.strip, opened)
+            await asyncio.to_thread(lambda: deque(islice(lines, first), maxlen=0))
+            for index in count(first):
+                found = await asyncio.to_thread(next, lines, None)
+                if found is None:
+                    break
+                line = PromptLine.model_validate_json(found)
+                record = Record(index, line.id)
+                await self._reader.choose(kept.owner, record, line.prompt, wanted)
+                size = self._reader.size(record, wanted)
+                if records and (len(records) == kept.job.prompts_per_shard or nbytes + size > MAX_SHARD_BYTES):
+                    yield records
+                    records, nbytes = [], 0
+                records.append(record)
+                nbytes += size
+        if records:
+            yield records
+
+    async def _fill(self, owner: str | None, records: Sequence[Record], wanted: Wanted) -> None:
+        slots = asyncio.Semaphore(AT_ONCE)
+        async with asyncio.TaskGroup() as group:
+            for record in records:
+                await slots.acquire()
+                while not self._is_here:  # noqa: ASYNC110 (a lease is looked at)
+                    await asyncio.sleep(1)
+                reading = group.create_task(self._reader.fill(owner, record, wanted))
+                reading.add_done_callback(lambda _: slots.release())
+
+
+def _counts(job: ActivationsJob, shards: Iterable[Shard]) -> PromptCounts:
+    counts = Counter[str]()
+    for shard in shards:
+        counts.update(failed=shard.failed, completed=shard.end - shard.first - shard.failed)
+    return PromptCounts(total=job.prompt_counts.total, **counts)
+
+
+def _shard_id(job_id: str, number: int) -> str:
+    """The id of the file of a shard. Who does not know the job's cannot guess it."""
+    return f"file-{hashlib.blake2b(f'{job_id} {number}'.encode(), digest_size=12).hexdigest()}"
+
+
+def check_prompts(path: Path, max_line_bytes: int) -> tuple[int, list[BatchProblem]]:
+    """How many prompts the file of a job has, and its first problems."""
+    problems, count, number = list[BatchProblem](), 0, 0
+    with path.open("rb") as opened:
+        while (line := opened.readline(max_line_bytes + 1)) and len(problems) < MAX_PROBLEMS:
+            number += 1
+            if number % NAP_LINES == 0:
+                time.sleep(NAP_S)
+            if len(line) > max_line_bytes:
+                message = f"A line must be at most {max_line_bytes} bytes."
+                problems.append(BatchProblem(code="line_too_long", line=number, message=message))
+                break
+            if not line.strip():
+                continue
+            count += 1
+            try:
+                PromptLine.model_validate_json(line)
+            except ValidationError as error:
+                [first, *_] = error.errors(include_url=False, include_input=False)
+                where = ".".join(map(str, first["loc"])) or None
+                problems.append(
+                    BatchProblem(code="invalid_prompt_line", line=number, message=first["msg"], param=where)
+                )
+            if count > MAX_PROMPTS:
+                message = f"A job has at most {MAX_PROMPTS:,} prompts."
+                problems.append(BatchProblem(code="too_many_prompts", message=message))
+                break
+    if not (count or problems):
+        problems.append(BatchProblem(code="empty_file", message="The file has no prompts."))
+    return count, problems

@@ -1,0 +1,186 @@
+"""What experiments share: prompts, the points of the model that they are about, and reading what a prompt has there.
+
+A prompt is computed in a session that lives as long, and breakpoints capture what is wanted. The engine counts all such
+sessions as those of batches are counted, so other turns come first.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
+from itertools import islice
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from app.domain.activations import MAX_CAPTURE_BYTES, Captures
+from app.domain.breakpoints import Action, Breakpoint, TensorData, When
+from app.domain.errors import ActivationsFull, Draining, FieldOutOfRange, WrongState
+from app.domain.points import ABOUT, ORDER, Axis, Point, find_point, names_of
+from app.domain.positions import Runs, clip_runs, count
+from app.domain.values import FinishReason, ModelInfo, SamplingParams, StopRule
+from app.messages import TurnFinished
+from app.sessions.registry import SessionRegistry
+from app.sessions.session import Session
+from app.sessions.turns import TurnRequest
+from app.text.generation import TextRule
+from app.text.tokenizer import TextLimit, Tokens
+from app.wire.base import MAX_COUNT, LongList, TextOrList, TokenId, check_token_ids
+
+PLACES_AT_ONCE = 128
+"""Layers, summed over points, that one pass captures: each is an operation at every position."""
+PART_BYTES = MAX_CAPTURE_BYTES // 2
+"""What is captured of a prompt before it is read: a longer one is computed in several turns."""
+NUMBER_BYTES = {"float32": 4}
+"""Of a number of an activation, by data type; 2 for any other."""
+
+PromptField = TextOrList[str, Annotated[LongList[TokenId], Field(min_length=1)]]
+PointName = Annotated[str, Field(min_length=1, max_length=64)]
+PointsField = Annotated[LongList[PointName], Field(min_length=1, max_length=64)]
+LayersField = Annotated[LongList[Annotated[int, Field(ge=0, le=MAX_COUNT)]], Field(min_length=1)]
+
+Sites = dict[Point, tuple[int, ...]]
+"""The layers of each point that an experiment is about, both in the order of a pass."""
+Found = dict[tuple[Point, int], TensorData]
+"""What was captured, by point and layer: `[positions, ...]`."""
+
+
+def encode(prompt: str | Sequence[int], tokens: Tokens, info: ModelInfo, *, param: str) -> list[int]:
+    """The token ids of a prompt. Raises `FieldOutOfRange`, `ContextTooLong`, `MalformedRequest`."""
+    if isinstance(prompt, str):
+        found = tokens.encode(prompt, add_special_tokens=True, limit=TextLimit(param, info.max_model_len))
+    else:
+        check_token_ids(prompt, info.vocab_size, param=param)
+        found = list(prompt)
+    if not found:
+        raise FieldOutOfRange(f"{param}: at least 1 token", param=param)
+    return found
+
+
+def find_sites(names: Iterable[str], layers: Sequence[int] | None, info: ModelInfo) -> Sites:
+    """The layers of each of the points named `names`: those of a name such as `blocks.3.attn.hook_q`, else `layers`,
+    else all that have the point. Raises `FieldOutOfRange` for what the model lacks.
+    """
+    chosen = defaultdict[Point, set[int]](set)
+    for index, layer in enumerate(layers or ()):
+        if layer >= info.num_layers:
+            raise FieldOutOfRange(f"layers.{index}: {layer} must be from 0 to {info.num_layers - 1}", param="layers")
+    for index, name in enumerate(names):
+        named, param = find_point(name), f"points.{index}"
+        shapes = () if named is None else info.points.get(named[0], ())
+        having = [layer for layer, shape in enumerate(shapes) if shape is not None]
+        if named is None or not having:
+            raise FieldOutOfRange(f"{param}: {name!r} must be one of {names_of(info.points)}", param=param)
+        point, at = named
+        if ABOUT[point].axis is Axis.STATE:
+            raise FieldOutOfRange(f"{param}: {point} is of a pass, not of its positions", param=param)
+        wanted = [at] if at is not None else layers if layers and len(having) > 1 else having
+        if lacking := [each for each in wanted if each not in having]:
+            where = ", ".join(map(str, having))
+            raise FieldOutOfRange(f"{param}: layer {lacking[0]} has no {point}; these have: {where}", param=param)
+        chosen[point].update(wanted)
+    return {point: tuple(sorted(chosen[point])) for point in sorted(chosen, key=ORDER.__getitem__)}
+
+
+def position_bytes(sites: Sites, info: ModelInfo, keys: int) -> int:
+    """Bytes of one position at all sites; a pattern has a number for each of `keys` and head."""
+    numbers = 0
+    for point, layers in sites.items():
+        shapes = [info.points[point][layer] for layer in layers]
+        width = sum(shape.width for shape in shapes if shape is not None)
+        numbers += width * (keys if ABOUT[point].axis is Axis.KEYS else 1)
+    return numbers * NUMBER_BYTES.get(info.dtype, 2)
+
+
+def passes(sites: Sites) -> Iterable[Sites]:
+    """The same sites, as many at a time as one pass captures."""
+    left = iter([(point, layer) for point, layers in sites.items() for layer in layers])
+    while some := list(islice(left, PLACES_AT_ONCE)):
+        part = defaultdict[Point, tuple[int, ...]](tuple)
+        for point, layer in some:
+            part[point] += (layer,)
+        yield dict(part)
+
+
+def capturing(sites: Sites, among: Runs) -> list[Breakpoint]:
+    """Breakpoints that capture these positions at all sites."""
+    return [
+        Breakpoint(f"read_{point}", layers, Action.CAPTURE, When(among=among), point=point)
+        for point, layers in sites.items()
+    ]
+
+
+async def compute(registry: SessionRegistry, session: Session, token_ids: Sequence[int], *, param: str) -> None:
+    """Append the tokens to the session's history, compute them, and generate nothing. Raises what a turn does."""
+    asked = TurnRequest(
+        token_ids, SamplingParams(seed=0), StopRule(max_tokens=0), TextRule(), pausable=False, param=param
+    )
+    async with AsyncExitStack() as cleanup:
+        end = await registry.turns.start(session, asked, cleanup).read()
+    if isinstance(end, TurnFinished) and end.reason is FinishReason.CANCELLED:
+        if registry.table.draining:
+            raise Draining("the server is shutting down; the experiment was cancelled")
+        raise WrongState("the experiment was cancelled")
+
+
+async def read_prompt(
+    registry: SessionRegistry,
+    owner: str | None,
+    token_ids: Sequence[int],
+    sites: Sites,
+    among: Runs = (),
+    *,
+    param: str = "prompt",
+) -> Found:
+    """What the prompt has at `sites`, at the positions `among` (none: at all): `[positions, width]`, and of a pattern
+    `[positions, heads, keys]` with 0 for keys behind the query. The caller may be cancelled at any moment.
+
+    Raises `ActivationsFull` where `max_activation_bytes` has no room now, and what turns and sessions do.
+    """
+    info = registry.executor.engine.info
+    end = among[-1].end if among else len(token_ids)
+    registry.turns.room(len(token_ids), 0, param=param)
+    found: Found = {}
+    for some in passes(sites):
+        part = max(1, PART_BYTES // position_bytes(some, info, end))
+        seen = defaultdict[tuple[Point, int], list[TensorData]](list)
+        async with registry.ephemeral(owner) as session:
+            registry.whitebox.arm_now(session, *capturing(some, among))
+            for first in range(0, end, part):
+                last = min(end, first + part)
+                await compute(registry, session, token_ids[first:last], param=param)
+                wanted = count(clip_runs(among, first, last)) if among else last - first
+                captures = await registry.whitebox.captures(session)
+                _check(captures, wanted * sum(map(len, some.values())))
+                for each in captures.records:
+                    seen[each.point, each.layer].append(each.tensor)
+                if last < end:
+                    await registry.whitebox.clear_captures(session)
+        found |= {site: _join(site[0], parts, end) for site, parts in seen.items()}
+    return found
+
+
+def _check(captures: Captures, rows: int) -> None:
+    if captures.dropped or sum(each.tensor.shape[0] for each in captures.records) < rows:
+        raise ActivationsFull("captures have no room in max_activation_bytes now", retry_after_s=1)
+
+
+def _join(point: Point, parts: Sequence[TensorData], keys: int) -> TensorData:
+    """What was captured of one prompt in several passes, one behind the other."""
+    if ABOUT[point].axis is Axis.KEYS:
+        parts = [_padded(each, keys) for each in parts]
+    rows, rest = sum(each.shape[0] for each in parts), parts[0].shape[1:]
+    return TensorData(parts[0].dtype, (rows, *rest), b"".join(each.data for each in parts))
+
+
+def _padded(part: TensorData, keys: int) -> TensorData:
+    """A pattern with zeros for keys that its pass did not have."""
+    rows, heads, width = part.shape
+    if width == keys:
+        return part
+    size = len(part.data) // (rows * heads * width)
+    padded = np.zeros((rows, heads, keys * size), np.uint8)
+    padded[..., : width * size] = np.frombuffer(part.data, np.uint8).reshape(rows, heads, width * size)
+    return TensorData(part.dtype, (rows, heads, keys), padded.tobytes())
