@@ -57,7 +57,8 @@ WITH_FIELDS = (
     "GET /v1/responses/{response_id}",
     "GET /v1/responses/{response_id}/input_items",
     *(f"{each} /v1/{what}" for each in ("GET", "POST") for what in ("files", "batches")),
-    *(f"POST /v1/{what}" for what in ("responses/compact", "conversations", "conversations/{conversation_id}")),
+    *(f"POST /v1/responses/{what}" for what in ("compact", "input_tokens")),
+    *(f"POST /v1/{what}" for what in ("conversations", "conversations/{conversation_id}")),
     *(f"{each} /v1/conversations/{{conversation_id}}/items" for each in ("GET", "POST")),
 )
 TOKENS = 4
@@ -188,7 +189,7 @@ class Campaign:
         """Short answers, streamed or whole."""
         if path == "/tokenize" and body.get("messages") is None:
             body.setdefault("prompt", "x")
-        if path in ("/v1/responses", "/v1/responses/compact"):
+        if path.startswith("/v1/responses"):
             body |= {
                 "max_output_tokens": TOKENS,
                 "max_tokens": None,

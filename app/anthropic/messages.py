@@ -294,7 +294,7 @@ def _call(block: ToolUseBlock) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
 
 
-MAX_TOOLS = 128
+MAX_TOOLS = 1024
 ToolName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_-]+$")]
 
 

@@ -11,7 +11,7 @@ import orjson
 
 SESSIONS = "/v1/sessions"
 RESPONSES = "/v1/responses"
-COMPACT = f"{RESPONSES}/compact"
+COMPACT, INPUT_TOKENS = f"{RESPONSES}/compact", f"{RESPONSES}/input_tokens"
 CONVERSATIONS = "/v1/conversations"
 EVENTS, MODELS, MEMORY = "/v1/events", "/v1/models", "/v1/memory"
 UPLOADS = ("/v1/vectors", "/v1/dictionaries", "/v1/lenses", "/v1/probes")
@@ -69,7 +69,7 @@ def target_of(method: str, path: str) -> Target:
             return Target(About.NEW)
         if path in CALLS:
             return Target(About.CALL)
-        if path in (RESPONSES, COMPACT):
+        if path in (RESPONSES, COMPACT, INPUT_TOKENS):
             return Target(About.CREATE_RESPONSE)
     if path.startswith(UPLOADS) and method not in ("GET", "HEAD", "OPTIONS"):
         return Target(About.EVERY)

@@ -72,7 +72,7 @@ class ContextTooLong(MalformedRequest, code="context_length_exceeded"):
 class CompressedBody(MalformedRequest, status=415, code="compressed_body"):
     """The body is compressed."""
 
-    headers = MappingProxyType({"Accept-Encoding": "identity"})
+    headers = MappingProxyType({"Accept-Encoding": "gzip, zstd, identity"})
 
 
 class Unauthenticated(DjinnError, status=401, code="invalid_api_key"):

@@ -77,7 +77,7 @@ class GenerationFields(CallBody):
         return self.stream_options or StreamOptions()
 
 
-MAX_TOOLS = 128
+MAX_TOOLS = 1024
 ToolName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
 
 ToolParameters = Annotated[dict[str, Any], AfterValidator(check_parameters)]
@@ -198,17 +198,25 @@ class ResponseFormat(OpenBody):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = Field(None, description="only with type json_schema, and required there")
+    bare_schema: dict[str, Any] | None = Field(
+        None, alias="schema", description="only with type json_object: what other servers take there"
+    )
 
     @model_validator(mode="after")
     def _schema_where_it_belongs(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
             given = "missing" if self.json_schema is None else f"not allowed with type {self.type}"
             raise FieldOutOfRange(f"response_format.json_schema: {given}", param="response_format.json_schema")
+        if self.bare_schema is not None and self.type != "json_object":
+            given = f"not allowed with type {self.type}"
+            raise FieldOutOfRange(f"response_format.schema: {given}", param="response_format.schema")
         return self
 
     def to_grammar(self) -> Grammar | None:
         """The engine's grammar; None if any text will do."""
         if self.type == "text":
             return None
+        if self.bare_schema is not None:
+            return json_form(self.bare_schema, "response_format.schema")
         schema = None if self.json_schema is None else self.json_schema.json_schema
         return json_form(schema, "response_format" if schema is None else "response_format.json_schema.schema")

@@ -209,6 +209,13 @@ class CompactedResponse(BaseModel):
     djinn: Shortened | None = Field(None, exclude_if=is_none, description="if the context had no room for all of it")
 
 
+class InputTokens(BaseModel):
+    """The length of a prompt."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class DeletedResponse(BaseModel):
     """A response that the server has forgotten."""
 

@@ -16,6 +16,7 @@ from pydantic import (
 )
 from typing_extensions import TypeAliasType
 
+from app.domain.errors import FieldOutOfRange
 from app.domain.values import Grammar
 from app.openai.fields import (
     MAX_TOOLS,
@@ -309,9 +310,10 @@ class TextFormat(OpenBody):
 
 
 class JsonObjectFormat(OpenBody):
-    """Any JSON object."""
+    """Any JSON object, or one that matches a schema."""
 
     type: Literal["json_object"]
+    json_schema: dict[str, Any] | None = Field(None, alias="schema", description="what other servers take here")
 
 
 class FlatJsonSchemaFormat(OpenBody):
@@ -483,8 +485,10 @@ class ResponseBody(CallBody):
         match self.text_format:
             case TextFormat():
                 return None
-            case JsonObjectFormat():
+            case JsonObjectFormat(json_schema=None):
                 return json_form(None, "text.format")
+            case JsonObjectFormat() as form:
+                return json_form(form.json_schema, "text.format.schema")
             case FlatJsonSchemaFormat() as form:
                 return json_form(form.json_schema, "text.format.schema")
 
@@ -526,3 +530,18 @@ class CompactBody(ResponseBody):
 
     input: Input = Field(default="", description="a text of the user, or items; what is new since the last response")
     stream: Literal[False] = Field(False, description="only false")
+
+
+class CountBody(ResponseBody):
+    """What a response would read. Fields of its answer are checked, and change no count."""
+
+    model: str = Field("", description="the served model's name (default: the base)")
+    input: Input = Field(default="", description="a text of the user, or items; what is new since the last response")
+
+    def items(self, find: Callable[[str], AnyItem], seal: Seal) -> list[AnyItem]:
+        """As of a response, which needs some. Raises `FieldOutOfRange` if there is nothing to count."""
+        if self.input != "":
+            return super().items(find, seal)
+        if self.previous_response_id is None and self.conversation is None and self.instructions is None:
+            raise FieldOutOfRange("input: there is nothing to count", param="input")
+        return []

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from app.anthropic.models import VERSION_HEADER, list_of_models, model_info
-from app.domain.errors import NotFound
 from app.openai.models import DefaultSampling, LoadModelBody, Model, ModelList, UnloadedModel, UnloadModelBody
 from app.routers.api_calls import IGNORED_DESCRIPTION, OpenAIRoute, as_model, openai_errors
 from app.routers.dependencies import OperatorOnlyDep, Services, ServicesDep, errors
@@ -35,8 +34,6 @@ async def list_models(request: Request, services: ServicesDep) -> ModelList | Re
 @router.get("/v1/models/{model:path}", operation_id="getModel", response_model=Model, responses=ANSWERS)
 async def get_model(model: str, request: Request, services: ServicesDep) -> Model | Response:
     """One served model. Its name may hold slashes. With the header `anthropic-version`, as Anthropic's API has it."""
-    if not model:
-        raise HTTPException(NotFound.status)  # what any other path that ends in a slash gets
     found = services.sessions.adapters.get(model)
     if VERSION_HEADER in request.headers:
         if found is not None:

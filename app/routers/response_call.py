@@ -4,6 +4,7 @@ import time
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -12,9 +13,10 @@ from app.domain.homes import new_response_id
 from app.domain.values import FinishReason
 from app.messages import TurnFinished
 from app.openai.chat_prompt import chat_prompt
+from app.openai.models import tokenized_limit
 from app.openai.response import Conversation, ResponseObject, StoredResponse, check_calls, to_chat
 from app.openai.response_events import Event, ResponseWriter
-from app.openai.response_input import ENCRYPTED, CompactBody, ResponseBody
+from app.openai.response_input import ENCRYPTED, CompactBody, CountBody, ResponseBody
 from app.openai.response_items import AnyItem, CallItem, CallOutputItem
 from app.openai.response_store import UnstoredConversation
 from app.routers.api_calls import ApiCall
@@ -118,6 +120,52 @@ class ResponseRun:
             conversation.add(self.stored)
 
 
+@dataclass(slots=True)
+class Asked:
+    """What a call asks for, as the model reads it."""
+
+    model: str
+    """The name that answers tell."""
+    before: list[AnyItem]
+    """The items of the conversation that it goes on with."""
+    new: list[AnyItem]
+    use: ToolUse
+    budget: int | None
+    """Tokens after which thoughts end."""
+    prompt: ChatPrompt
+    left_out: int
+    """The oldest items that the prompt lacks."""
+
+
+async def asked_of(call: ApiCall, unstored: UnstoredConversation, body: ResponseBody, ignored: IgnoredFields) -> Asked:
+    """Read a call, and make its prompt. The conversation that it goes on after stays until the `cleanup` unwinds.
+
+    Raises `UnknownModel`, `NotFound`, `FieldOutOfRange`, `MalformedRequest`, `ContextTooLong`.
+    """
+    services = call.services
+    support = services.tool_support
+    seal = support.seal.of(call.owner)
+    heeded = support.heed(body.wish())
+    ignored.read(body)
+    ignored.add(heeded.ignored)
+    ignored.add(body.without_thoughts(support, seal))
+    info = call.choose(None if isinstance(body, CountBody) and not body.model else body.model)
+    previous = _previous(call, unstored, body)
+    if previous is not None:
+        call.cleanup.enter_context(holding(previous.conversation.session))
+    before = [] if previous is None else previous.context
+    new = body.items(lambda item_id: services.responses.find_item(call.owner, item_id), seal)
+    check_calls(before, new)
+    if body.conversation is not None and previous is not None:
+        previous.conversation.check_not_removed(new)
+    use = body.to_tool_use()
+    make = prompt_with_room if isinstance(body, CompactBody) else prompt_of
+    items, variables = [*before, *new], heeded.variables
+    prompt, left_out = await services.side_work.run(call.owner, make, services, body, items, use, variables)
+    prompt = await call.go_on(body, prompt, None if previous is None else previous.conversation.session)
+    return Asked(info.name, before, new, use, heeded.budget, prompt, left_out)
+
+
 async def start_response(
     call: ApiCall, unstored: UnstoredConversation, body: ResponseBody, ignored: IgnoredFields
 ) -> ResponseRun:
@@ -127,33 +175,20 @@ async def start_response(
     `WrongState` if the session that `X-Session-ID` names is in use, and `Moved` if it is on another server.
     """
     services, cleanup = call.services, call.cleanup
-    support = services.tool_support
-    seal = support.seal.of(call.owner)
-    heeded = support.heed(body.wish())
-    ignored.read(body)
-    ignored.add(heeded.ignored)
-    ignored.add(body.without_thoughts(support, seal))
-    info = call.choose(body.model)
-    previous = _previous(call, unstored, body)
-    if previous is not None:
-        cleanup.enter_context(holding(previous.conversation.session))
-    before = [] if previous is None else previous.context
-    new = body.items(lambda item_id: services.responses.find_item(call.owner, item_id), seal)
-    check_calls(before, new)
-    if body.conversation is not None and previous is not None:
-        previous.conversation.check_not_removed(new)
-    use = body.to_tool_use()
-    items, variables = [*before, *new], heeded.variables
-    make = prompt_with_room if isinstance(body, CompactBody) else prompt_of
-    prompt, left_out = await services.side_work.run(call.owner, make, services, body, items, use, variables)
-    prompt = await call.go_on(body, prompt, None if previous is None else previous.conversation.session)
+    support, length = services.tool_support, services.info.max_model_len
+    asked = await asked_of(call, unstored, body, ignored)
+    before, new, use, prompt = asked.before, asked.new, asked.use, asked.prompt
+    if isinstance(body, CompactBody) and body.max_output_tokens is None:
+        limit = min(MAX_SUMMARY, length // 4, length - len(prompt.token_ids))
+        body = body.model_copy(update={"max_output_tokens": limit})
+        asked.budget = asked.budget or (limit // 2 if support.has_budget else None)
     (request,) = await call.requests(
-        body, [prompt.token_ids], use, opening=prompt.opening, budget=heeded.budget, keyed=call.keyed
+        body, [prompt.token_ids], use, opening=prompt.opening, budget=asked.budget, keyed=call.keyed
     )
     await call.meet_busy([prompt.token_ids])
     response_id = new_response_id(services.settings.replica)
     response = ResponseObject.begin(body, request.sampling, response_id, int(time.time()))
-    response.model = info.name
+    response.model = asked.model
     if prompt.recomputed_because is not None:
         response.djinn = Djinn(recomputed_because=prompt.recomputed_because)
     if call.keyed is not None:
@@ -180,9 +215,9 @@ async def start_response(
         {each.tool.name: each for each in body.offered},
         generates=body.generate,
         as_summary=body.reasoning is not None and body.reasoning.summary is not None,
-        seal=seal if ENCRYPTED in body.include else None,
+        seal=support.seal.of(call.owner) if ENCRYPTED in body.include else None,
     )
-    return ResponseRun(services, stored, reader, writer, answer, cleanup, left_out)
+    return ResponseRun(services, stored, reader, writer, answer, cleanup, asked.left_out)
 
 
 def _previous(call: ApiCall, unstored: UnstoredConversation, body: ResponseBody) -> StoredResponse | None:
@@ -211,8 +246,8 @@ def prompt_of(
     """
     chat = to_chat(body.instructions, items)
     try:
-        limit = TextLimit("input", services.info.max_model_len)
-        support = services.tool_support
+        support, length = services.tool_support, services.info.max_model_len
+        limit = tokenized_limit("input", length) if isinstance(body, CountBody) else TextLimit("input", length)
         return chat_prompt(chat, services.tokens, support, use.tools, variables=variables, limit=limit), 0
     except (MalformedRequest, FieldOutOfRange) as error:  # its messages came as items
         raise type(error)(error.message.replace("messages.", "message ", 1), param="input") from error
@@ -220,6 +255,10 @@ def prompt_of(
 
 MIN_SUMMARY = 1024
 """Tokens for which a prompt leaves room that asks for a summary, if the call does not say how many."""
+MAX_SUMMARY = 4096
+"""Those that such a summary has at most, with the thoughts before it: models of few words would go on to the end of the
+context. Half of them are for the thoughts.
+"""
 
 
 def prompt_with_room(

@@ -9,14 +9,23 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from app.domain.errors import FieldOutOfRange, MalformedRequest, NotFound
-from app.openai.response import CompactedResponse, DeletedResponse, ItemList, ResponseObject, Shortened, StoredResponse
+from app.openai.response import (
+    CompactedResponse,
+    DeletedResponse,
+    InputTokens,
+    ItemList,
+    ResponseObject,
+    Shortened,
+    StoredResponse,
+)
 from app.openai.response_events import CANCELLED_EVENT, LAST_EVENTS
-from app.openai.response_input import CompactBody, MessageBody, ResponseBody
+from app.openai.response_input import CompactBody, CountBody, MessageBody, ResponseBody
 from app.openai.response_items import AnyItem, CompactionItem, InputMessageItem, OutputMessageItem, new_id, to_json
 from app.openai.response_store import UnstoredConversation
 from app.openai.shapes import ResponseEvent
 from app.routers.api_calls import (
     BOUND_HEADERS,
+    IGNORED_DESCRIPTION,
     ApiCallDep,
     IgnoredDep,
     OpenAIRoute,
@@ -25,7 +34,7 @@ from app.routers.api_calls import (
     with_session,
 )
 from app.routers.dependencies import OwnerDep, Services, ServicesDep
-from app.routers.response_call import ResponseRun, start_response
+from app.routers.response_call import ResponseRun, asked_of, start_response
 from app.sessions.keyed import KeyedRequest
 from app.web.openapi import component
 from app.web.sse import EventStream, sse_event, unless_disconnected
@@ -103,8 +112,9 @@ async def compact_response(request: Request, body: CompactBody, call: ApiCallDep
     response = run.response
     said = [part.text for item in response.output if isinstance(item, OutputMessageItem) for part in item.content]
     if response.status != "completed" or not "".join(said).strip():
-        # A higher limit helps where the call has one: else the context was full, or the model said nothing.
-        is_cut = response.status == "incomplete" and body.max_output_tokens is not None
+        # A higher limit helps where the context has room: else that was full, or the model said nothing.
+        used = 0 if response.usage is None else response.usage.total_tokens
+        is_cut = response.status == "incomplete" and used < call.services.info.max_model_len
         advice = ", or ask again with a higher max_output_tokens" if is_cut else ""
         raise MalformedRequest(
             f"the model wrote no whole summary: its response is {response.status}. Keep the items{advice}",
@@ -129,6 +139,17 @@ async def compact_response(request: Request, body: CompactBody, call: ApiCallDep
             djinn=shortened,
         )
     )
+
+
+@router.post(
+    "/v1/responses/input_tokens",
+    operation_id="countInputTokens",
+    responses={**openai_errors(404, 409, 421, 429, 503), 200: {"headers": IGNORED_DESCRIPTION}},
+)
+async def count_input_tokens(body: CountBody, call: ApiCallDep, ignored: IgnoredDep) -> InputTokens:
+    """The tokens that a response with these fields has as its prompt."""
+    asked = await asked_of(call, UnstoredConversation(call.services.sessions), body, ignored)
+    return InputTokens(input_tokens=len(asked.prompt.token_ids))
 
 
 def _newest(users: Sequence[InputMessageItem], services: Services) -> list[InputMessageItem]:

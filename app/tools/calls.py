@@ -20,6 +20,7 @@ from app.tools.reader import (
     Speech,
     TextReader,
     load_json,
+    load_whole,
     new_call_id,
     read_calls,
     undecided,
@@ -36,7 +37,7 @@ def read_call(text: str, form: ToolFormat, tools: Mapping[str, Tool]) -> Calls |
     """
     text = text.strip()
     if text[:1] in ("{", "["):
-        found = read_calls(load_json(JsonScan().take(text)[1]), tools)
+        found = read_calls(load_whole(text), tools)
         if found is not None or not form.is_pythonic:
             return found
     if form.is_pythonic:

@@ -283,7 +283,13 @@ class Thinking:
     @property
     def markers(self) -> frozenset[str]:
         """All texts that may be tokens."""
-        return frozenset(HARMONY.markers if self is HARMONY_THINKING else {self.open.split("\n")[0], self.end})
+        return HARMONY.markers if self is HARMONY_THINKING else frozenset({self.begin, self.end})
+
+    @property
+    def begin(self) -> str:
+        """What of `open` may be a token: Gemma 4 has one of `<|channel>`, without the name of the channel."""
+        name, bracket, _ = self.open.partition(">")
+        return name + bracket
 
 
 HARMONY_THINKING = Thinking(

@@ -45,6 +45,9 @@ _SILENT: tuple[tuple[str, object], ...] = (
     ("uniqueItems", False),
 )
 
+_FOREIGN = frozenset({"uniqueItems", "propertyNames", "contains", "minContains", "maxContains", "dependentRequired"})
+"""Keywords that no grammar here can hold a call to: without them the schema takes more."""
+
 Literal = Callable[[str], str]
 """Writes a text as terminals: a marker that is a token is one that no text can spell."""
 TokenId = Callable[[str], int | None]
@@ -221,10 +224,10 @@ def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def known_keywords(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema without keywords that say nothing: zod writes one for records, and other clients null for none."""
+    """The schema without keywords that say nothing or hold nothing: clients write null for none."""
     known: dict[str, Any] = {}
     for key, value in schema.items():
-        if (value is None and key != "const") or (key, value) in _SILENT:
+        if (value is None and key != "const") or key in _FOREIGN:
             continue
         if key in _VALUES:
             known[key] = value
@@ -233,6 +236,18 @@ def known_keywords(schema: Mapping[str, Any]) -> dict[str, Any]:
         else:
             known[key] = [_known(each) for each in value] if isinstance(value, list) else _known(value)
     return known
+
+
+def foreign_keywords(schema: Mapping[str, Any]) -> set[str]:
+    """Those that `known_keywords` leaves out although they say something. Zod writes one that does not for records."""
+    found = {key for key in _FOREIGN & schema.keys() if schema[key] is not None and (key, schema[key]) not in _SILENT}
+    for key, value in schema.items():
+        if key in _VALUES or key in _FOREIGN:
+            continue
+        inner = value.values() if key in _NAMED and isinstance(value, dict) else value
+        for each in [inner] if isinstance(inner, dict) else inner if isinstance(inner, Iterable) else ():
+            found |= foreign_keywords(each) if isinstance(each, dict) else set()
+    return found
 
 
 def _known(schema: Any) -> Any:

@@ -217,7 +217,7 @@ def read_calls(found: object, names: Container[str], *, bare: bool = False) -> l
             return None
         arguments = call.get("arguments", call.get("parameters"))
         if isinstance(arguments, str) and arguments.strip():
-            arguments = load_json(JsonScan().take(arguments.strip())[1])
+            arguments = load_whole(arguments.strip())
         elif arguments is None or isinstance(arguments, str):
             arguments = {}
         if not isinstance(arguments, dict):
@@ -233,6 +233,14 @@ def load_json(text: str) -> object:
     except (ValueError, RecursionError):
         return None
     return value
+
+
+def load_whole(text: str) -> object:
+    """As `load_json`, of an object or a list in which small models may have left line breaks in strings, or closed a
+    bracket too many. None if anything else follows: then it has not ended where it seemed to.
+    """
+    length, strict = JsonScan().take(text)
+    return None if text[length:].strip(SURPLUS) else load_json(strict)
 
 
 def _refuse(constant: str) -> None:
@@ -278,6 +286,8 @@ MAX_HEAD = 300
 """Characters within which a call of the usual form begins its arguments."""
 MAX_HELD = 2000
 """Characters of arguments that wait for their end, so that what turns out to be no JSON object stays in the content."""
+SURPLUS = " \t\r\n}]"
+"""What may follow JSON and say nothing."""
 SPACES = " \t\r\n,;"
 SEPARATORS = SPACES + "[]"
 """What may stand between calls."""
@@ -299,7 +309,9 @@ class _State(Enum):
     """In the object of a call, before its arguments."""
     ARGUMENTS = auto()
     REST = auto()
-    """In the object of a call that has been told, after its arguments."""
+    """After the arguments of a call, as long as it is not sure that they have ended."""
+    BROKEN = auto()
+    """In a call that has been told, and whose arguments turned out to be no JSON."""
     OBJECT = auto()
     """In an object that does not begin as a call of a tool does."""
 
@@ -365,6 +377,7 @@ class FamilyReader(TextReader):
         """
         super().__init__(only_calls, whole_markers)
         self._form = form
+        self._ends_of_calls = tuple(marker for marker in (form.end_marker, form.marker) if marker)
         self._tools = {tool.name: tool for tool in tools}
         self._only_at_start = only_at_start or not form.marker
         self._is_held = is_held or only_calls
@@ -378,6 +391,8 @@ class FamilyReader(TextReader):
         self._scan = JsonScan()
         self._floor = 0
         """Brackets that are open around the arguments."""
+        self._last = ""
+        """The bracket that ends them, until that is sure."""
         self._name = ""
         self._is_told = False
         """Whether the call whose arguments are read has been told."""
@@ -395,8 +410,10 @@ class FamilyReader(TextReader):
     def _finish(self, cut: bool) -> Iterator[Piece]:
         is_text = self._whole_markers and self._state in (_State.START, _State.CONTENT)
         yield from self._read(last=not cut or is_text)
+        if self._state is _State.REST:  # and nothing has spoken against it
+            yield from self._end_call(len(self._text))
         self._object.append(self._text)
-        if self._state in (_State.ARGUMENTS, _State.REST) and (cut or self._is_told):
+        if self._state is _State.BROKEN or (self._state is _State.ARGUMENTS and (cut or self._is_told)):
             if not self._is_told:
                 yield from self._tell("".join(self._json))
         elif cut and self._begins_call():
@@ -436,8 +453,9 @@ class FamilyReader(TextReader):
                 case _State.ARGUMENTS:
                     yield from self._read_arguments()
                 case _State.REST:
-                    self._take(self._scan.take(self._text)[0])
-                    self._state = _State.REST if self._scan.depth > 0 else _State.BETWEEN
+                    yield from self._read_rest(last)
+                case _State.BROKEN:
+                    yield from self._read_broken(last)
                 case _State.OBJECT:
                     yield from self._read_object()
             if (self._state, len(self._text)) == before:
@@ -479,7 +497,7 @@ class FamilyReader(TextReader):
         if text.startswith("{"):
             self._begin_object(_State.HEAD)
             return
-        markers = [marker for marker in (self._form.end_marker, self._form.marker) if marker]
+        markers = self._ends_of_calls
         for marker in markers:
             if text.startswith(marker):
                 self._unclaimed.append(self._take(len(marker)))
@@ -504,7 +522,7 @@ class FamilyReader(TextReader):
 
     def _begin_object(self, state: _State) -> None:
         self._state, self._scan, self._json, self._floor = state, JsonScan(), [], 0
-        self._is_told, self._may_be_call = False, True
+        self._is_told, self._may_be_call, self._last = False, True, ""
 
     def _read_head(self, last: bool) -> Iterator[Piece]:
         head = _HEAD.match(self._text)
@@ -532,22 +550,82 @@ class FamilyReader(TextReader):
         ends = self._scan.depth <= self._floor
         self._json.append(strict)
         readable = ends and isinstance(load_json("".join(self._json)), dict)
+        if readable:
+            self._state, self._last = _State.REST, strict[-1]
         if self._is_told:
-            yield CallArguments(self.calls - 1, strict)
+            yield CallArguments(self.calls - 1, strict.removesuffix(self._last) if readable else strict)
         else:
             self._object.append(taken)
-            held = sum(map(len, self._json))
-            if readable or held > MAX_HELD:
-                yield from self._tell("".join(self._json))
-            elif ends and self._floor:
-                self._state, self._may_be_call = _State.OBJECT, False
-                return
-            elif ends:
-                yield from self._give_back()
-                return
-        if ends:
-            self._whole += readable
-            self._state = _State.REST if self._floor else _State.BETWEEN
+            if sum(map(len, self._json)) > MAX_HELD:
+                yield from self._tell("".join(self._json).removesuffix(self._last))
+        if ends and not readable:
+            yield from self._break()
+
+    def _read_rest(self, last: bool) -> Iterator[Piece]:
+        """A quotation mark within a string looks as if it ended the string, and a bracket behind it as if it ended the
+        arguments. What follows shows it: a call with half of its arguments is none.
+        """
+        length = self._length_of_rest(last)
+        if length is None and len(self._text) > MAX_HEAD:
+            length = -1 if self._text.strip(SURPLUS) else len(self._text)
+        if length == -1:
+            yield from self._break()
+        elif length is not None:
+            yield from self._end_call(length)
+
+    def _length_of_rest(self, last: bool) -> int | None:
+        """Characters of the call after its arguments; -1: they have not ended. None: more text tells it."""
+        text, is_open = self._text.lstrip(), self._floor > 0
+        if is_open and text.startswith((",", "}")):  # else its object lacks the last bracket
+            scan, is_open = JsonScan(), False
+            scan.depth = self._floor
+            length, strict = scan.take(text)
+            if scan.depth > 0 and not last:
+                return None
+            if load_json('{"":0' + strict) is None:
+                return -1
+            text = text[length:]
+        text = text.lstrip(SURPLUS)
+        goes_on = text.lstrip(SPACES)
+        if not goes_on:
+            return len(self._text) if last else None
+        if not last and any(marker.startswith(goes_on) for marker in self._ends_of_calls):
+            return None
+        length = len(self._text) - len(text)
+        if goes_on.startswith(self._ends_of_calls):
+            return length
+        # No bracket around the arguments tells where they end: nothing else may follow in the line.
+        is_closed = not is_open if self._floor else goes_on[0] == "<" or "\n" in self._text[:length]
+        return length if is_closed and goes_on[0] != '"' else -1
+
+    def _end_call(self, length: int) -> Iterator[Piece]:
+        """The arguments have ended, and so does the call after so many characters."""
+        if self._is_told:
+            yield CallArguments(self.calls - 1, self._last)
+        else:
+            yield from self._tell("".join(self._json))
+        self._take(length)
+        self._whole += 1
+        self._state = _State.BETWEEN
+
+    def _break(self) -> Iterator[Piece]:
+        """The arguments have not ended where they seemed to: it is no call, or one that no client can read."""
+        if self._is_told:
+            yield CallArguments(self.calls - 1, self._last)
+            self._state = _State.BROKEN
+        elif self._scan.depth > 0:
+            self._state, self._may_be_call = _State.OBJECT, False
+        else:
+            yield from self._give_back()
+
+    def _read_broken(self, last: bool) -> Iterator[Piece]:
+        """All up to a marker, so that the arguments are no JSON for the client either."""
+        places = [self._text.find(marker) for marker in self._ends_of_calls if marker in self._text]
+        waits = 0 if last else max((undecided(self._text, marker) for marker in self._ends_of_calls), default=0)
+        if said := self._take(min(places, default=len(self._text) - waits)):
+            yield CallArguments(self.calls - 1, said)
+        if places:
+            self._state = _State.BETWEEN
 
     def _read_object(self) -> Iterator[Piece]:
         length, strict = self._scan.take(self._text)
@@ -587,9 +665,13 @@ class FamilyReader(TextReader):
 
 
 def undecided(text: str, marker: str) -> int:
-    """Length of the longest end of `text` that begins the marker."""
-    lengths = range(min(len(marker) - 1, len(text)), 0, -1)
-    return next((length for length in lengths if text.endswith(marker[:length])), 0)
+    """Length of the longest end of `text` that begins the marker, and is not all of it."""
+    start = max(0, len(text) - len(marker) + 1)
+    while (start := text.find(marker[:1], start)) >= 0:
+        if marker.startswith(text[start:]):
+            return len(text) - start
+        start += 1
+    return 0
 
 
 def _ends(text: str) -> bool:

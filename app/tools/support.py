@@ -14,7 +14,15 @@ from app.text.tokenizer import Tokens
 from app.tools.calls import CallReader
 from app.tools.definitions import Tool, ToolMode, ToolUse
 from app.tools.formats import HARMONY, Thinking, find_chat_format
-from app.tools.grammar import after_thinking, any_answer, call_grammar, known_keywords, plain_grammar, with_spaces
+from app.tools.grammar import (
+    after_thinking,
+    any_answer,
+    call_grammar,
+    foreign_keywords,
+    known_keywords,
+    plain_grammar,
+    with_spaces,
+)
 from app.tools.harmony import HarmonyReader
 from app.tools.lark import PREFIX, START
 from app.tools.prompt import Message, messages_as_text, messages_for_template, with_instructions
@@ -68,7 +76,12 @@ class ToolSupport:
     def heed(self, wish: Wish) -> Heeded:
         """What this model can do of what a call says of thinking."""
         reads = self._tokens.template_reads
-        return heed(wish, reads, self.thinking, has_budget=self._end_of_thoughts is not None)
+        return heed(wish, reads, self.thinking, has_budget=self.has_budget)
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether a count of tokens can end the model's thoughts."""
+        return self._end_of_thoughts is not None
 
     @cached_property
     def _end_of_thoughts(self) -> int | None:
@@ -267,6 +280,12 @@ def form_without_effect(form: Grammar | None, use: ToolUse) -> list[str]:
     if form is None or use.mode is not ToolMode.REQUIRED:
         return []
     return [form.field.removesuffix(".schema").removesuffix(".json_schema")]
+
+
+def keywords_without_effect(use: ToolUse) -> list[str]:
+    """Keywords of schemas to which no grammar can hold the calls that it holds, by tool."""
+    held = [tool for tool in use.callable if use.is_narrowed or tool.strict]
+    return [f"tools.{tool.name}.{keyword}" for tool in held for keyword in sorted(foreign_keywords(tool.schema))]
 
 
 def _part_of(tool: Tool) -> Grammar:

@@ -1,6 +1,6 @@
 """Answers of a checkpoint that says itself how they are read, by Transformers' parser."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from transformers.utils.chat_parsing import ResponseParser
@@ -11,6 +11,12 @@ from app.tools.formats import ToolFormat
 from app.tools.reader import CallArguments, CallBegun, Content, Piece, Speech, new_call_id, read_calls
 
 CALLS = "tool_calls"
+MAX_FED = 4096
+"""Characters of plain text that one parser takes: it copies all that it has had for each that comes."""
+SHARE = 64
+"""While calls or white space go on, the parser gets as much at a time as it holds already, divided by this."""
+MAX_CLOSE = 256
+"""Characters of what ends calls."""
 
 
 class TemplateReader:
@@ -19,10 +25,18 @@ class TemplateReader:
     def __init__(self, form: ToolFormat, template: ResponseTemplate, tools: Sequence[Tool]) -> None:
         """`tools` may be called; a call of any other is content."""
         self._form = form
+        self._template = template
         self._names = frozenset(tool.name for tool in tools)
         self._parser: ResponseParser | None = ResponseParser(template, prefix="")
+        self._fed = 0
+        """Characters that it has had."""
+        self._waiting = ""
+        """Text that it has not had."""
         self._unread: list[str] = []
         """Text of a region of calls that is open, or in the parser's hands."""
+        self._held = 0
+        """Its characters."""
+        self._in_calls = False
         self._speech = Speech()
         self.calls = 0
 
@@ -31,33 +45,44 @@ class TemplateReader:
         return self.calls > 0
 
     def push(self, text: str) -> Iterator[Piece]:
-        said = ""
-        for piece in self._pushed(text):
-            if isinstance(piece, Content):
-                said += piece.text
-                continue
-            if said:
-                yield Content(said)
-                said = ""
-            yield piece
-        if said:
-            yield Content(said)
+        return _joined(self._pushed(text))
 
     def _pushed(self, text: str) -> Iterator[Piece]:
-        for place, character in enumerate(text):  # so that what ends a region is the last of `_unread`
+        self._waiting += text
+        goes_on = not self._may_close(len(text)) if self._in_calls else self._waiting.isspace()
+        if goes_on and len(self._waiting) * SHARE < self._held:
+            return
+        # Otherwise one by one, so that what ends a region is the last of `_unread`.
+        yield from self._feed([self._waiting] if goes_on else self._waiting)
+
+    def _may_close(self, length: int) -> bool:
+        """Whether the calls may end in the last `length` characters."""
+        close = self._template.fields[CALLS].close_re
+        if close is None:
+            return False
+        before = "".join(self._unread[-MAX_CLOSE:])[-MAX_CLOSE:] if len(self._waiting) < length + MAX_CLOSE else ""
+        text = (before + self._waiting)[-MAX_CLOSE - length :]
+        return bool(close.search(text, partial=True).start() < len(text))
+
+    def _feed(self, texts: Iterable[str]) -> Iterator[Piece]:
+        self._waiting = ""
+        for text in texts:
             if self._parser is None:
-                yield from self._speech.say(text[place:])
-                return
-            self._unread.append(character)
+                yield from self._speech.say(text)
+                continue
+            self._unread.append(text)
+            self._fed += len(text)
+            self._held += len(text)
             try:
-                events = self._parser.feed(character)
+                events = self._parser.feed(text)
             except (ValueError, KeyError, RecursionError):
                 yield from self._give_up()
             else:
                 yield from self._pieces(events)
 
     def finish(self, *, cut: bool = False) -> Iterator[Piece]:
-        if self._parser is not None and cut and self._unread:
+        yield from _joined(self._feed(self._waiting))
+        if self._parser is not None and cut and self._held:
             self._speech.drop_space()
         elif self._parser is not None:
             try:
@@ -71,21 +96,45 @@ class TemplateReader:
 
     def _pieces(self, events: list[dict[str, Any]]) -> Iterator[Piece]:
         for event in events:
-            if event["type"] == "region_close" and event["field"] == CALLS:
+            kind, is_calls = event["type"], event["field"] == CALLS
+            if is_calls and kind != "region_chunk":
+                self._in_calls = kind == "region_open"
+            if kind == "region_close" and is_calls:
                 calls = read_calls(event["value"], self._names)
                 if calls is None:
                     yield from self._speech.say("".join(self._unread))
-                self._unread.clear()
+                self._keep("")
                 for name, arguments in calls or ():
                     self._speech.drop_space()
                     self.calls += 1
                     yield CallBegun(self.calls - 1, new_call_id(self._form), name)
                     yield CallArguments(self.calls - 1, arguments)
-            elif event["type"] == "region_chunk" and event["field"] != CALLS:
-                self._unread.clear()
+            elif kind == "region_chunk" and not is_calls:
+                self._keep("".join(self._unread).rpartition(event["text"])[2])
                 yield from self._speech.say(event["text"])
+                if self._fed > MAX_FED and not self._held and event["field"] == self._template.implicit:
+                    self._parser, self._fed = ResponseParser(self._template, prefix=""), 0
+
+    def _keep(self, unread: str) -> None:
+        """What of the text the parser has not told."""
+        self._unread, self._held = [unread] if unread else [], len(unread)
 
     def _give_up(self) -> Iterator[Piece]:
         """What the parser could not read is content, and so is all that follows."""
         self._parser = None
         yield from self._speech.say("".join(self._unread))
+
+
+def _joined(pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """The pieces, content that follows content as one."""
+    said = ""
+    for piece in pieces:
+        if isinstance(piece, Content):
+            said += piece.text
+            continue
+        if said:
+            yield Content(said)
+            said = ""
+        yield piece
+    if said:
+        yield Content(said)

@@ -5,15 +5,20 @@ One whose length is declared in two ways gets 400, and one for which there is no
 message over the limit is closed.
 """
 
+import asyncio
+import gzip
 import json
 import string
 import sys
 import time
+import zlib
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any
 
+import zstandard
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
@@ -61,7 +66,7 @@ class BodyLimitMiddleware:
     `budget` from when their length is known until their request is over: for as long, they are. So has a message of a
     WebSocket from when it comes until the application asks for the next.
 
-    What a compressed body would come to cannot be told, and nothing here decompresses one.
+    A body in gzip or zstd is what it holds, and counted as that too. A route with a limit of its own takes none.
 
     FastAPI's own `max_body_size` does the same, but answers a declared length with a plain-text body.
     """
@@ -85,9 +90,11 @@ class BodyLimitMiddleware:
         if scope["method"] in BODILESS:
             message = f"a {scope['method']} request takes no body"
         headers = Headers(scope=scope)
+        encoding = headers.get("content-encoding", "identity").lower()
+        is_packed = own_limit is None and encoding in UNPACKED
         share = Share(self.budget, client_of(scope)) if own_limit is None else None
         try:
-            _check(headers, max_bytes, message)
+            _check(headers, max_bytes, message, encoding="identity" if is_packed else encoding)
             if share is not None:
                 share.require(_declared(headers))
         except DjinnError as refusal:
@@ -106,8 +113,13 @@ class BodyLimitMiddleware:
                 share.require(received)
             return part
 
+        taken = receive_counted
+        if is_packed:
+            left = [pair for pair in scope["headers"] if pair[0] not in (b"content-encoding", b"content-length")]
+            scope["headers"] = [*left, (b"transfer-encoding", b"chunked")]
+            taken = _unpacking(receive_counted, encoding, max_bytes, share)
         try:
-            await self.app(scope, receive_counted, send)
+            await self.app(scope, taken, send)
         finally:
             if share is not None:
                 share.shrink()
@@ -135,9 +147,71 @@ class BodyLimitMiddleware:
         return receive_limited
 
 
-def _check(headers: Headers, max_bytes: int, too_large: str) -> None:
+PIECE_BYTES = 1 << 20
+"""Of a body that is unpacked at a time: others have a turn between two."""
+ZSTD_BYTES = 256
+"""Of zstd, at a time: four may stand for 128 KiB, and its library gives no less than all."""
+MAX_WINDOW = 8 << 20
+"""What zstd may look back (RFC 8878, 3.1.1.1.2 asks for so much)."""
+
+
+def _gunzipped(content: bytes) -> Iterator[bytes]:
+    with gzip.GzipFile(fileobj=BytesIO(content)) as file:
+        while piece := file.read(PIECE_BYTES):
+            yield piece
+
+
+def _of_zstd(content: bytes) -> Iterator[bytes]:
+    decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
+    frame = decompressor.decompressobj()
+    for start in range(0, len(content), ZSTD_BYTES):
+        rest = content[start : start + ZSTD_BYTES]
+        while rest:
+            frame = decompressor.decompressobj() if frame.eof else frame
+            if piece := frame.decompress(rest):
+                yield piece
+            rest = frame.unused_data if frame.eof else b""
+    if not frame.eof:
+        raise EOFError
+
+
+UNPACKED = {"gzip": _gunzipped, "zstd": _of_zstd}
+"""By their name in `Content-Encoding`, how bodies are unpacked."""
+
+
+def _unpacking(receive: Receive, encoding: str, max_bytes: int, share: Share | None) -> Receive:
+    """Receives what a packed body holds: of a small one that may be gigabytes, which nobody ever has in memory."""
+    pieces: Iterator[bytes] | None = None
+    unpacked = 0
+
+    async def receive_unpacked() -> Message:
+        nonlocal pieces, unpacked
+        if pieces is None:
+            content, more = b"", True
+            while more:
+                message = await receive()
+                if message["type"] != "http.request":
+                    return message
+                content += message.get("body", b"")
+                more = message.get("more_body", False)
+            pieces = UNPACKED[encoding](content)
+        await asyncio.sleep(0)
+        try:
+            piece = next(pieces, b"")
+        except (OSError, EOFError, zlib.error, zstandard.ZstdError):
+            raise HTTPException(MalformedRequest.status, f"the body is not {encoding}, as it says") from None
+        unpacked += len(piece)
+        if unpacked > max_bytes:
+            raise HTTPException(TooLarge.status, f"the body must be at most {max_bytes} bytes when it is unpacked")
+        if share is not None:
+            share.require(unpacked)
+        return {"type": "http.request", "body": piece, "more_body": bool(piece)}
+
+    return receive_unpacked
+
+
+def _check(headers: Headers, max_bytes: int, too_large: str, *, encoding: str) -> None:
     """Refuse the headers of a body before it comes. Raises `CompressedBody`, `MalformedRequest`, `TooLarge`."""
-    encoding = headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise CompressedBody(f"Content-Encoding {encoding}: send the body as it is", param="Content-Encoding")
     if "content-length" in headers and "transfer-encoding" in headers:

@@ -38,8 +38,9 @@ LONG_WORD = re.compile(r"(\S{100})\S+")
 LONGEST_TEXT = 1000
 """Characters of an error's message: a client's own input can be in it."""
 
-MESSAGES_PATHS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
-"""Those of Anthropic's API, which has another error body."""
+MESSAGES_PATH, MODELS_PATH = "/v1/messages", "/v1/models"
+VERSION_HEADER = b"anthropic-version"
+"""Each client of Anthropic's API sends it."""
 OVERLOADED = 529
 """What that API answers in place of 503."""
 MESSAGES_TYPES = {
@@ -53,9 +54,19 @@ MESSAGES_TYPES = {
 """Its words for a status that has its own."""
 
 
+def speaks_messages(scope: Mapping[str, Any]) -> bool:
+    """Whether a request is one of Anthropic's API, which has another error body: by its path, or where both APIs have
+    the path by its header.
+    """
+    path: str = scope["path"]
+    if path == MODELS_PATH or path.startswith(f"{MODELS_PATH}/"):
+        return any(name == VERSION_HEADER for name, _ in scope.get("headers", ()))
+    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+
+
 def error_answer(error: DjinnError, scope: Mapping[str, Any]) -> tuple[int, bytes]:
     """The status and the body of the answer to the request of an ASGI `scope`."""
-    if scope["path"] not in MESSAGES_PATHS:
+    if not speaks_messages(scope):
         return error.status, error_body(error)
     return _messages_status(error), messages_error_body(error, scope.get("state", {}).get("request_id"))
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
@@ -29,7 +29,7 @@ from app.domain.text import ANY_HOST, PRIVATE_HOSTS, is_private_name
 from app.logs import REQUEST, method_of, route_of, session_of
 from app.telemetry.traces import TRACE_RESPONSE
 from app.web.bodies import matched
-from app.web.errors import MESSAGES_PATHS, REQUEST_ID_HEADER, error_response
+from app.web.errors import REQUEST_ID_HEADER, error_response, speaks_messages
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +86,7 @@ class RequestMiddleware:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
+        _normalize(scope)
         given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
         request_id = given if SANE.fullmatch(given) else new_request_id()
         state, answer = scope.setdefault("state", {}), Answer()
@@ -99,7 +100,7 @@ class RequestMiddleware:
                 answer.status = message.get("status", SWITCHING_PROTOCOLS)
                 answer.session = headers.get(SESSION_HEADER, "")
                 headers[REQUEST_ID_HEADER] = request_id
-                if scope["path"] in MESSAGES_PATHS:
+                if speaks_messages(scope):
                     headers[MESSAGES_HEADER] = request_id
                 if TRACE_RESPONSE in state:
                     headers[TRACE_RESPONSE] = state[TRACE_RESPONSE]
@@ -109,6 +110,21 @@ class RequestMiddleware:
             for record in self._records:
                 over.enter_context(record(scope, answer))
             await self.app(scope, receive, send_named)
+
+
+ABSOLUTE = re.compile(r"https?://[^/?]*", re.IGNORECASE)
+"""What stands before the path in a request that was meant for a proxy (RFC 9112, 3.2.2)."""
+
+
+def _normalize(scope: Scope) -> None:
+    """Take the path of an absolute target, and `/v1/models` for `/v1/models/`: clients join them as they like."""
+    path: str = scope["path"]
+    if not path.startswith("/"):
+        path = ABSOLUTE.sub("", path, count=1) or "/"
+    if path.startswith("/v1/"):
+        path = path.rstrip("/")
+    if path != scope["path"]:
+        scope["path"], scope["raw_path"] = path, quote(path).encode()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import Grammar
 from app.tools.definitions import ToolUse
-from app.tools.support import form_without_effect
+from app.tools.support import form_without_effect, keywords_without_effect
 from app.wire.extras import OpenBody
 from app.wire.probes import ProbeReading
 from app.wire.turns import SamplingFields, is_none
@@ -81,4 +81,5 @@ class CallBody(SamplingFields, OpenBody):
 
     def without_effect(self) -> list[str]:
         """The declared fields that change nothing beside the others of this body."""
-        return form_without_effect(self.to_grammar(), self.to_tool_use())
+        use = self.to_tool_use()
+        return form_without_effect(self.to_grammar(), use) + keywords_without_effect(use)

@@ -429,8 +429,11 @@ def test_what_never_reaches_the_route_has_the_same_body(http: httpx.Client, path
     check_body(broken, 400, "invalid_request_error")
     check_body(http.post(path, headers={"Host": "rebound.example"}, json={}), 403, "permission_error")
     check_body(http.post(f"{path}?beta=x", json=ASK), 400, "invalid_request_error")
-    packed = http.post(path, content=b"x", headers={"content-encoding": "gzip"})
-    check_body(packed, 415, "invalid_request_error")
+    for encoding, status in (("br", 415), ("gzip", 400)):
+        packed = http.post(path, content=b"x", headers={"content-encoding": encoding})
+        check_body(packed, status, "invalid_request_error")
+    check_body(http.post(f"{path}/nowhere", json=ASK), 404, "not_found_error")
+    check_body(http.get("/v1/models/nope", headers={"anthropic-version": "2023-06-01"}), 404, "not_found_error")
 
 
 def test_keys_and_limits_have_their_own_words(serve_with: ServeWith, roomy_model: Path) -> None:

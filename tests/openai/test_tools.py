@@ -125,6 +125,20 @@ def test_a_refused_schema_is_named_by_its_tool_and_shows_no_other(http: httpx.Cl
     assert "get_weather" not in message
 
 
+def test_keywords_that_no_grammar_knows_loosen_a_schema_and_are_named(http: httpx.Client) -> None:
+    items = {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3}
+    record = {"type": "object", "properties": {"uniqueItems": {"type": "boolean"}}, "additionalProperties": False}
+    foreign = {"a": {**items, "uniqueItems": True}, "b": {**record, "propertyNames": {"pattern": "^u"}}}
+    asked = {**CALL, "tools": [tool("f", {"properties": foreign, "required": ["a", "b"]})], "tool_choice": "required"}
+    answer = http.post("/v1/chat/completions", json=asked)
+    assert answer.headers["X-Djinn-Ignored"] == "tools.f.propertyNames, tools.f.uniqueItems"
+    [call] = answer.json()["choices"][0]["message"]["tool_calls"]
+    known = {"properties": {"a": items, "b": record}, "required": ["a", "b"]}
+    jsonschema.validate(json.loads(call["function"]["arguments"]), known)
+    decided = http.post("/v1/chat/completions", json={**asked, "tool_choice": "auto", "max_tokens": 1})
+    assert "X-Djinn-Ignored" not in decided.headers
+
+
 @pytest.mark.parametrize("parameters", [None, {"type": "object", "properties": {}}, OPEN], ids=str)
 def test_a_call_has_no_argument_that_its_schema_does_not_name(sdk: Any, parameters: Any) -> None:
     """A model of random weights would add keys until its tokens run out."""
@@ -237,6 +251,10 @@ def test_a_json_object_is_one_and_choices_differ(sdk: Any) -> None:
     asked: Any = {"model": MODEL, "messages": CHAT, "max_tokens": 200, "response_format": {"type": "json_object"}}
     assert sdk.chat.completions.create(**asked).choices[0].message.content.startswith("{")
     assert len(set(ask(sdk, n=3, extra_body={"structured_outputs": {"regex": "[a-z]{12}"}}))) == 3
+    only: Any = {"type": "json_object", "schema": {"const": {"a": 1}}}
+    assert json.loads(ask(sdk, response_format=only)[0]) == {"a": 1}
+    response = sdk.responses.create(model=MODEL, input="x", text={"format": only}, max_output_tokens=50)
+    assert json.loads(response.output_text) == {"a": 1}
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,7 @@ def test_a_line_for_each_request_says_what_it_wanted(serve_tenants: ServeTenants
     http.get("/v1/sessions/ses_1")
     http.get("/no/such/path")
     http.get("/metrics")
-    http.post("/v1/sessions", content="{}", headers={"Content-Encoding": "gzip"})
+    http.post("/v1/sessions", content="{}", headers={"Content-Encoding": "br"})
     client("watch").get(f"/v1/sessions/{session}/history")
     client("wrong").delete(f"/v1/sessions/{session}")
     found = lines(log, 9)

@@ -279,7 +279,8 @@ def test_a_call_that_a_grammar_holds_is_in_the_familys_form_after_its_thoughts(
     for arguments in ('{"text": "l1\\nl2 <", "n": 3, "kind": "a"}', '{"text": ""}'):
         call = write(form, ("sum", arguments))
         assert all(takes(grammar, *known.encode(said + call, add_special_tokens=False)) for said in ("", thought))
-        told = [each.text for each in reader_of(form, [SUM]).push(call) if isinstance(each, CallArguments)]
+        reader = reader_of(form, [SUM])
+        told = [each.text for each in (*reader.push(call), *reader.finish()) if isinstance(each, CallArguments)]
         assert form is HARMONY or json.loads("".join(told)) == json.loads(arguments)
     for wrong in ('{"n": 3}', '{"text": "x", "n": "y"}', '{"text": "x", "kind": "c"}'):
         assert not takes(grammar, *known.encode(thought + write(form, ("sum", wrong)), add_special_tokens=False))

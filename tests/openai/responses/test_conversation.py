@@ -241,6 +241,23 @@ def test_a_conversation_is_its_tenants_alone_and_comes_back(tmp_path: Path) -> N
         assert texts_of(sdk, held.id, order="asc")[:3] == ["Two", first.output_text, "Three"]
 
 
+def test_counted_tokens_are_those_that_a_response_then_reads(sdk: Any, http: httpx.Client) -> None:
+    first = sdk.responses.create(**GREEDY, input="One")
+    held = sdk.conversations.create(items=[{"role": "user", "content": "One"}])
+    for asked in (
+        {"input": "x", "instructions": "Be brief.", "tools": [LOOK_UP]},
+        {"input": [{"role": "user", "content": "x"}], "tools": [LOOK_UP], "tool_choice": "none"},
+        {"input": "Two", "previous_response_id": first.id},
+        {"input": "Two", "conversation": held.id},
+    ):
+        counted = sdk.responses.input_tokens.count(model=MODEL, **asked).input_tokens
+        assert counted == sdk.responses.input_tokens.count(**asked).input_tokens
+        assert counted == sdk.responses.create(**{**GREEDY, "store": False, **asked}).usage.input_tokens
+    for param, wrong in (("input", {}), ("tools", {"input": "x", "tools": [LOOK_UP, LOOK_UP]})):
+        refused = http.post("/v1/responses/input_tokens", json=wrong)
+        assert_error(refused, 400, "field_out_of_range", param=param)
+
+
 def test_a_conversation_is_shortened_to_its_users_words_and_a_summary(sdk: Any, http: httpx.Client) -> None:
     sdk._strict_response_validation = False  # its own type of a compaction has no messages of users
     form = {"format": {"type": "json_schema", "name": "said", "schema": {"const": "In short"}}}
@@ -255,7 +272,8 @@ def test_a_conversation_is_shortened_to_its_users_words_and_a_summary(sdk: Any, 
     assert "x-djinn-ignored" not in raw.headers
     without = sdk.responses.create(**GREEDY, input=[*items[:2], {"role": "user", "content": "Three"}])
     assert raw.parse().usage.input_tokens > without.usage.input_tokens + 8, "the summary is read"
-    for cut, param in (({"max_output_tokens": 1}, "max_output_tokens"), ({}, "input"), ({"generate": False}, "input")):
+    cut_by = "max_output_tokens"  # without it, by a quarter of the context
+    for cut, param in (({cut_by: 1}, cut_by), ({}, cut_by), ({"generate": False}, "input")):
         with pytest.raises(openai.BadRequestError, match="no whole summary") as cut_short:
             sdk.responses.compact(model=MODEL, input="Two", extra_body={"ignore_eos": True, **cut})
         problem = cut_short.value

@@ -62,6 +62,12 @@ def test_empty_lines_before_a_request_are_skipped(server: Edge) -> None:
     assert read_answer(connection).startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.parametrize("target", [b"http://localhost/v1/models?a=1", b"HTTPS://x:1/v1/models/", b"/v1/models//"])
+def test_a_target_may_name_its_host_and_end_in_a_slash(server: Edge, target: bytes) -> None:
+    connection = server.connect(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % target)
+    assert read_answer(connection).startswith(b"HTTP/1.1 200 ")
+
+
 def test_who_owes_a_body_after_its_answer_gives_way(edge: Serve) -> None:
     server = edge(max_connections=3)
     owing = [server.connect(NOWHERE) for _ in range(3)]

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,11 +52,25 @@ def test_a_body_of_exactly_the_limit_is_taken_and_a_larger_one_refused_however_i
     assert "1000 bytes" in assert_error(nowhere, 413, "request_too_large")
 
 
-def test_a_compressed_body_is_refused_by_name(http: httpx.Client) -> None:
-    for path in ("/v1/sessions", IMPORT):
-        response = http.post(path, content=gzip.compress(b"{}"), headers={**JSON, "Content-Encoding": "gzip"})
-        assert "gzip" in assert_error(response, 415, "compressed_body", param="Content-Encoding")
-        assert response.headers["accept-encoding"] == "identity"
+def test_a_compressed_body_is_what_it_holds_and_limited_as_that(limited: httpx.Client) -> None:
+    compress: Any = {"gzip": gzip.compress, "ZSTD": zstandard.compress}
+    for encoding, packed in compress.items():
+        headers = {**JSON, "Content-Encoding": encoding}
+        for body in (packed(body_of(LIMIT)), in_pieces(packed(b'{"metadata": {}}'))):
+            assert limited.post("/v1/sessions", content=body, headers=headers).status_code == 201
+        for size in (LIMIT + 1, 100_000):
+            refused = limited.post("/v1/sessions", content=packed(body_of(size)), headers=headers)
+            assert "1000 bytes" in assert_error(refused, 413, "request_too_large")
+        for damaged in (b"{}", packed(body_of(LIMIT))[:-3]):
+            refused = limited.post("/v1/sessions", content=damaged, headers=headers)
+            assert_error(refused, 400, "malformed_request")
+
+
+def test_a_body_in_another_encoding_is_refused_by_name(http: httpx.Client) -> None:
+    for path, encoding in (("/v1/sessions", "br"), (IMPORT, "gzip")):
+        response = http.post(path, content=gzip.compress(b"{}"), headers={**JSON, "Content-Encoding": encoding})
+        assert encoding in assert_error(response, 415, "compressed_body", param="Content-Encoding")
+        assert "gzip" in response.headers["accept-encoding"]
     assert http.post("/v1/sessions", content=b"{}", headers={**JSON, "Content-Encoding": "identity"}).is_success
 
 
