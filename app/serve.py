@@ -163,8 +163,7 @@ def run_cluster(arguments: argparse.Namespace) -> int:
 
 
 def _tell_of_the_gone(action: str, name: str, address: str | None) -> int:
-    from app.cluster.claims import declare_ended, forget
-    from app.cluster.store import open_store
+    from app.cluster.claims import declare_ended, forget, open_store
 
     if address is None:
         raise FieldOutOfRange("cluster: name the store of the cluster", param="cluster")

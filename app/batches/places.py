@@ -13,7 +13,7 @@ LOOK_S = 0.05
 
 
 class Places:
-    """Which requests of batches and experiments are under way: few, and one while clients wait for turns of their own."""
+    """Which requests of batches and experiments are under way: few, and one while clients wait for their own turns."""
 
     def __init__(self, others_run: Callable[[], bool]) -> None:
         """`others_run` says whether clients wait for turns of their own."""

@@ -1,8 +1,9 @@
-"""Whose a replica's name is. A start claims the name for its journal, and is refused with one that is not the newest.
+"""Which journal a replica's name belongs to.
 
-The store has, for each name, the journal's UUID, how often it was started in the cluster, and how many sessions have
-left or come. Each start replaces what the last one has written, so a folder that is empty, old or copied is found out
-before anything of it is served. `docs/design/moves.md` says what that is good for.
+A replica claims its name when it starts, and only the newest journal of that name may. For each name the store has the
+journal's UUID, how often the journal was started in the cluster, and how many sessions have left or come. Each start
+replaces that entry, so an empty, old or copied folder is refused before anything in it is served.
+`docs/design/moves.md` says why.
 """
 
 from __future__ import annotations
@@ -18,18 +19,51 @@ import msgspec
 from msgspec.structs import replace
 
 from app.cluster.key import ClusterKey
-from app.cluster.load import Load
 from app.cluster.store import FLEET, JOURNAL, MEMBER, TOMB, Store
 from app.domain.errors import DirectoryAway, FieldOutOfRange
+from app.domain.memory_map import MemoryMap
 
 logger = logging.getLogger(__name__)
 
 LOOK_S, AGAIN_S = 0.2, 1.0
-"""Between two looks at a replica that may be dead, and two attempts to reach a store that is away."""
+"""Between two looks at a replica that may be dead, and between two attempts to reach the store."""
 PATIENCE_S = 9.0
-"""How long is waited for a replica that may be dead to be gone: one and a half of its leases."""
+"""How long a start waits for the lease of a replica that may be dead: one and a half leases."""
 SAY_AGAIN_S = 60.0
-"""Between two lines of the log about a start that waits."""
+"""Between two log lines of a start that waits."""
+
+
+def open_store(text: str) -> Store:
+    """The store at the address of `--cluster`. Raises `FieldOutOfRange` for a malformed address."""
+    from app.cluster.etcd import SCHEMES, EtcdStore  # httpx takes a moment to import
+    from app.cluster.folder import FolderStore
+
+    scheme, _, rest = text.partition(":")
+    if scheme == "folder" and rest:
+        return FolderStore(rest)
+    if scheme in SCHEMES:
+        return EtcdStore(text)
+    raise FieldOutOfRange(
+        f"cluster: must be etcd://HOST:PORT, etcds://HOST:PORT or folder:PATH; got {text[:20]!r}", param="cluster"
+    )
+
+
+class Load(msgspec.Struct, frozen=True):
+    """How busy a replica is. `kv_free` is the part of the device's KV that no session holds, 0 to 1, and `host_free`
+    that of host memory for KV. `turns` run or wait.
+    """
+
+    kv_free: float
+    turns: int
+    host_free: float = 0.0
+
+    @classmethod
+    def measured(cls, memory: MemoryMap) -> Load:
+        """The load of an engine with this memory. Without a host tier, no host memory is free."""
+        free = 1 - memory.device.owned_bytes / max(1, memory.device.total_bytes)
+        host = memory.host
+        host_free = 1 - host.owned_bytes / host.total_bytes if host.total_bytes else 0.0
+        return cls(round(free, 4), memory.running + memory.waiting, round(host_free, 4))
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +77,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     proof: str = ""
     """Signs these three with the cluster's key: see `proven`."""
     place: str = ""
-    """The journal's file on this machine, since that was started; empty where the system does not tell."""
+    """Identifies the journal's file on this machine until that restarts; empty where the system has no such id."""
     role: str = "both"
     ready: bool = False
     """Whether it takes new work."""
@@ -53,14 +87,15 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def proven(member: Member, key: ClusterKey) -> Member:
-    """The same with a proof that it has the key. Clients' requests and their keys go where an entry of the store says:
-    one without the proof is of a server with another key, or of somebody who can write there.
+    """The same member with a proof that it has the cluster's key. Clients' requests and keys go to the address in such
+    an entry. So an entry without proof, from a server with another key or from anybody who can write to the store, is
+    not used.
     """
     return replace(member, proof=key.sign(*_stated(member)))
 
 
 def is_proven(member: Member, key: ClusterKey) -> bool:
-    """Whether it has the key."""
+    """Whether the member has proved that it has the key."""
     return key.has_signed(member.proof, *_stated(member))
 
 
@@ -75,7 +110,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     start: int
     """How often the journal has been started in the cluster, orderly ends included. A copy has an older number."""
     attempt: str
-    """A word that the journal had before it was started: one whose answer was lost knows by it that it has started."""
+    """A word that was written to the journal before the claim. A replica that lost the store's answer finds by it that
+    its claim was taken.
+    """
     moves: int = 0
     """Changes of homes that the journal has seen, at least."""
     file: int = 0
@@ -90,12 +127,12 @@ T = TypeVar("T", Member, Record)
 
 
 def encode(value: Member | Record) -> str:
-    """As the store has it."""
+    """The value as JSON."""
     return msgspec.json.encode(value).decode()
 
 
 def decode(kind: type[T], text: str) -> T:
-    """What the store has. Raises `DirectoryAway` for what cannot be read: it may mean anything."""
+    """Read a value. Raises `DirectoryAway` for one that cannot be read, as nothing can be concluded from it."""
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.MsgspecError as error:
@@ -104,12 +141,12 @@ def decode(kind: type[T], text: str) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """What the store has about replicas, at one moment."""
+    """All that the store knows about replicas, at one moment."""
 
     members: Mapping[str, Member]
     records: Mapping[str, Record]
     texts: Mapping[str, str]
-    """The records as the store has them."""
+    """The records as JSON, by name."""
     tombs: frozenset[str]
     """Journals that have been given up for good."""
 
@@ -131,11 +168,11 @@ class Roster:
 
 
 async def claim(store: Store, name: str, mine: Record, place: str, key: ClusterKey) -> None:
-    """Have the name belong to this start of a journal, whose folder this process holds. Waits while the store is away,
-    and for the leases of a replica of that name, and of replicas with another cluster key, that may be dead.
+    """Claim the name for this start of a journal, whose folder this process has locked.
 
-    Raises `FieldOutOfRange` if the name is another journal's, if this journal is older than the name's or a copy of it,
-    or if a replica of that name or with another key lives.
+    Waits while the store is away, and until leases end of replicas that may be dead: of one with this name, and of
+    those with another cluster key. Raises `FieldOutOfRange` if the name belongs to another journal, if this journal is
+    an older version or a copy of the name's, or if a replica with this name or with another key is alive.
     """
     entry = f"{JOURNAL}{name}"
     waits_since, told_at = time.monotonic(), -SAY_AGAIN_S
@@ -214,7 +251,7 @@ async def forget(store: Store, name: str) -> str:
 
 
 async def declare_ended(store: Store, name: str) -> None:
-    """Say of a replica that its server is dead, so that a copy of its folder may go on. Raises like `forget`."""
+    """Record that a replica's server is dead, so that a copy of its folder may be started. Raises like `forget`."""
     record, text = await _of_the_dead(store, name)
     await _replace(store, name, text, encode(replace(record, ended=True)))
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 
+from app.cluster.claims import Load
 from app.cluster.fleet import Fleet, State
 from app.cluster.hop import Hops
 from app.cluster.key import ClusterKey
-from app.cluster.load import Load
 from app.cluster.membership import Membership, name_key, session_key
 from app.cluster.moves.arrivals import Arrivals
 from app.cluster.moves.balance import Balance
@@ -19,7 +18,7 @@ from app.cluster.moves.bindings import Bindings
 from app.cluster.moves.calls import PeerCalls
 from app.cluster.moves.departures import Departures
 from app.cluster.moves.draining import Draining
-from app.cluster.owners import Here, Owners
+from app.cluster.owners import Owners
 from app.cluster.prefill import Prefill
 from app.domain.errors import DirectoryAway, DjinnError
 from app.domain.homes import home_of
@@ -30,14 +29,12 @@ from app.sessions.session import Session
 from app.settings import Settings
 from app.tenants.tenant import Directory
 
-logger = logging.getLogger(__name__)
-
 SAY_S, SAY_SOON_S = 1.0, 0.1
 """Between two measurements of the load, and between two looks at whether new work is taken."""
 PATIENCE_S = 0.25
 """How long the engine may take to tell the load: it may be in a long step."""
 AGAIN_S = 1.0
-"""Until a session that has come is written into the store again, which was away."""
+"""Between two attempts to write to the store that a session has arrived."""
 
 
 class Cluster:
@@ -59,14 +56,14 @@ class Cluster:
         self.membership = membership
         self.fleet = Fleet(membership.name, membership)
         self.hops = Hops(self.fleet, key, membership.changed)
-        self.owners = Owners(self.fleet, membership, self.hops, Here(registry.table, bound, responses))
+        self.owners = Owners(self.fleet, membership, self.hops, registry.table, bound, responses)
         self.arrivals = Arrivals(registry, directory, bindings)
-        self.departures = Departures(registry, self.fleet, PeerCalls(key), bindings, membership)
+        calls = PeerCalls(key, self.hops.wires)
+        self.departures = Departures(registry, self.fleet, calls, bindings, membership)
         self.draining = Draining(registry, self.departures, self.fleet)
-        self.balance = Balance(registry, self.departures, self.fleet)
-        self.prefill = Prefill(registry, self.fleet, key, settings)
+        self.prefill = Prefill(registry, self.fleet, calls, settings)
+        self._balance = Balance(registry, self.departures, self.fleet) if settings.balance else None
         self._registry = registry
-        self._balances = settings.balance
         self._writing = set[asyncio.Task[None]]()
         registry.table.require_home = self.departures.require_home
         bindings.on_adopted = self._has_come
@@ -76,13 +73,13 @@ class Cluster:
 
     @contextlib.asynccontextmanager
     async def running(self, require_ready: Callable[[], None]) -> AsyncIterator[None]:
-        """Be one of the cluster within the block. `require_ready` raises the `DjinnError` that says why no new work is
-        taken. Call when all sessions are open.
+        """Take part in the cluster within the block. `require_ready` raises a `DjinnError` while no new work is taken.
+        Call this when all sessions are open.
         """
         async with self.membership, self.hops.watching():
             work = [asyncio.create_task(self._tell(require_ready))]
-            if self._balances:
-                work.append(asyncio.create_task(self.balance.run()))
+            if self._balance is not None:
+                work.append(asyncio.create_task(self._balance.run()))
             self.departures.settle_all()  # those that were leaving when the server ended
             self.prefill.start()
             try:
@@ -96,7 +93,7 @@ class Cluster:
                 await self.arrivals.close()
 
     async def _tell(self, require_ready: Callable[[], None]) -> None:
-        """Tell the others how this replica is, for ever."""
+        """Keep telling the others how this replica is."""
         load, told_at = None, -SAY_S
         loop = asyncio.get_running_loop()
         while True:
@@ -105,16 +102,15 @@ class Cluster:
                 with contextlib.suppress(TimeoutError, DjinnError):  # the last one holds
                     async with asyncio.timeout(PATIENCE_S):
                         load = Load.measured(await self._registry.memory())
-            try:
+            is_ready = False
+            with contextlib.suppress(DjinnError):
                 require_ready()
                 is_ready = True
-            except DjinnError:
-                is_ready = False
             self.membership.say(ready=is_ready, left=self.draining.is_over, load=load)
             await asyncio.sleep(SAY_SOON_S)
 
     def _count(self, state: State) -> int:
-        """Replicas that are so, of all that may have sessions."""
+        """How many replicas are in that state, of all that may have sessions."""
         there = {each.name: each.state for each in self.fleet}
         return sum(there.get(name, State.AWAY) is state for name in self.owners.known)
 
@@ -125,14 +121,14 @@ class Cluster:
             yield from self._keys(session)
 
     def _keys(self, session: Session) -> Iterator[str]:
-        """The keys of a session that its id does not tell."""
+        """The session's keys in the store. A session whose id names this replica needs none for its id."""
         if home_of(session.id) != self.membership.name:
             yield session_key(session.id)
         if session.called is not None and not session.ephemeral:
             yield name_key(session.owner, session.called)
 
     def _has_come(self, session: Session) -> None:
-        """Write into the store where a session is that has come: its former home may not be there to say so."""
+        """Write to the store that a session has arrived: its former home may be away when somebody asks."""
         task = asyncio.create_task(self._write(session))
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)

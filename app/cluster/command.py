@@ -1,7 +1,7 @@
-"""`djinn cluster serve`: replicas on this machine that take the connections of one port together.
+"""`djinn cluster serve`: replicas on this machine that share one port.
 
-No process stands between them and their clients: the socket of `--port` is bound here, and each replica inherits it.
-One that is dead or stopped takes no connections, and the others do.
+No process stands between them and their clients: this one binds the socket of `--port`, and each replica inherits it.
+While a replica is dead or stopped, the others accept the connections.
 """
 
 from __future__ import annotations
@@ -10,33 +10,29 @@ import asyncio
 import logging
 import os
 import secrets
-import signal
 import socket
 import string
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.cluster.keeper import GPUS, NeverStarted, Replicas, ReplicaSpec
+from app.cluster.keeper import GPUS, Replicas, ReplicaSpec
 from app.domain.errors import FieldOutOfRange
 from app.domain.text import LOOPBACK_NAMES
 from app.logs import Log, configure
 from app.machine.files import explain, make_private, make_private_folder
 from app.settings import Settings, variables
 from app.web.listener import bind
-from app.web.server import ECHO_S, Hangups, url_of
+from app.web.server import Hangups
 
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
-LOOK_S = 0.1
-"""Between two looks at whether the replicas listen."""
 NOT_SHARED = frozenset({"host", "port", "replica", "state_dir"})
 """Settings that each replica has of its own."""
 OF_CLUSTER = ("replica", "cluster", "advertise", "cluster_key_file")
-"""Settings that a cluster sets itself for its replicas."""
+"""Settings that the cluster chooses for its replicas."""
 FOLDER, KEY = "cluster", "cluster.key"
 """Below `--state-dir`: the store of the cluster, its key, and a folder for each replica."""
 
@@ -83,69 +79,8 @@ def serve(settings: Settings, given: Mapping[str, object], plan: Plan) -> int:
     # Replicas listen on loopback, and must answer to the names that clients call the cluster by.
     shared["allowed_hosts"] = ",".join(dict.fromkeys((*settings.answered_hosts, *LOOPBACK_NAMES)))
     with Hangups.heard() as hangups, bind(settings.host, settings.port) as bound:
-        launcher = Launcher(Replicas(replica_specs(plan, folder, shared, bound.fileno())), bound)
-        asyncio.run(launcher.run(hangups))
-    if launcher.failure is not None:
-        raise FieldOutOfRange(launcher.failure)
+        asyncio.run(Replicas(replica_specs(plan, folder, shared, bound.fileno())).run(bound, hangups))
     return 0
-
-
-class Launcher:
-    """Keeps the replicas running until a signal says that they end: SIGTERM or SIGINT drains all, a second one ends
-    them at once. SIGHUP has them read their files again.
-    """
-
-    def __init__(self, replicas: Replicas, bound: socket.socket) -> None:
-        """`bound` is the socket that they share."""
-        self.failure: str | None = None
-        """Why there was nothing to serve."""
-        self._replicas = replicas
-        self._bound = bound
-        self._ending = asyncio.Event()
-        self._told_at = 0.0
-
-    async def run(self, hangups: Hangups) -> None:
-        """Return when all replicas have ended."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._end, number)
-
-        def reload() -> None:
-            loop.call_soon_threadsafe(self._replicas.reload)
-
-        hangups.hand_to(reload)
-        self._replicas.start()
-        try:
-            if await self._are_up():
-                names = ", ".join(f"{name} {url}" for name, url in sorted(self._replicas.urls().items()))
-                print(f"Djinn's cluster is {url_of(self._bound)}, by its replicas {names}", flush=True)
-            await self._ending.wait()
-            self._bound.close()  # only replicas take connections now, as long as they do
-            await self._replicas.stop()
-        finally:
-            self._replicas.kill()
-
-    async def _are_up(self) -> bool:
-        """Whether all replicas listen: False if that was not waited for."""
-        while not self._ending.is_set():
-            try:
-                self._replicas.urls()
-            except NeverStarted as error:
-                self.failure = error.message
-                self._ending.set()
-                return False
-            if self._replicas.all_listen:
-                return True
-            await asyncio.sleep(LOOK_S)
-        return False
-
-    def _end(self, number: signal.Signals) -> None:
-        now = time.monotonic()
-        if self._ending.is_set() and (number is not signal.SIGTERM or now - self._told_at >= ECHO_S):
-            self._replicas.kill()
-        elif not self._ending.is_set():
-            self._told_at = now
-            self._ending.set()
 
 
 def replica_specs(plan: Plan, folder: Path, shared: Mapping[str, str], descriptor: int) -> list[ReplicaSpec]:
@@ -174,7 +109,7 @@ def replica_specs(plan: Plan, folder: Path, shared: Mapping[str, str], descripto
 
 
 def _key_file(folder: Path) -> Path:
-    """The file of the cluster's key, which is made once. Raises `OSError`."""
+    """The file with the cluster's key, made at the first start. Raises `OSError`."""
     make_private_folder(folder)
     key = folder / KEY
     if not key.exists():
@@ -199,14 +134,14 @@ def _names(count: int) -> list[str]:
 
 
 def _variable(value: object) -> str:
-    """A flag's value as `DJINN_*` has it."""
+    """A flag's value as a `DJINN_*` variable has it."""
     if isinstance(value, list):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _gpus(plan: Plan) -> list[str | None]:
-    """The GPUs of each replica: the next ones of those that this process sees."""
+    """The GPUs of each replica, taken in order from those that this process sees."""
     if not plan.gpus:
         return [None] * plan.replicas
     wanted = plan.gpus * plan.replicas

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
 import math
 import ssl
 from collections.abc import AsyncGenerator, Mapping
@@ -17,21 +16,20 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 import httpx
 
+from app.cluster.store import Store
 from app.domain.errors import DirectoryAway, FieldOutOfRange
-
-logger = logging.getLogger(__name__)
 
 SCHEMES = {"etcd": "http", "etcds": "https"}
 CONNECT_S, ANSWER_S = 1.0, 2.0
 ROOT = "djinn"
 NOT_FOUND, UNAUTHENTICATED = 5, 16
-"""gRPC's codes: of a lease that has run out, and of a token that has."""
+"""gRPC's codes for a lease and for a token that have expired."""
 FILES = ("ca", "cert", "key")
 """What an address may name behind its `?`: files for TLS."""
 
 
-class EtcdStore:
-    """See `Store`. It asks one of its servers, and the next one if that does not answer."""
+class EtcdStore(Store):
+    """It asks one of its servers, and the next one if that does not answer."""
 
     def __init__(self, text: str) -> None:
         """`text` is `etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...][/PREFIX]`, or `etcds://` for TLS, with
@@ -49,7 +47,7 @@ class EtcdStore:
         self._token: str | None = None
         self._lease: str | None = None
         self._lent: str | None = None
-        """The value that the lease has. Only one key is lent."""
+        """The value that was written with the lease. Only one key is lent."""
         self._client = httpx.AsyncClient(
             verify=_tls(parts),
             trust_env=False,  # a proxy for the web is none for it
@@ -57,12 +55,10 @@ class EtcdStore:
         )
 
     async def read(self, key: str) -> str | None:
-        """See `Store.read`."""
         found = (await self._ask("kv/range", {"key": self._key(key)})).get("kvs", [])
         return _text(found[0]["value"]) if found else None
 
     async def read_all(self, prefix: str, after: str = "", most: int = 0) -> dict[str, str]:
-        """See `Store.read_all`."""
         asked = {**self._range(prefix), "limit": most, "sort_order": "ASCEND", "sort_target": "KEY"}
         if after:
             asked["key"] = self._key(f"{after}\0")
@@ -71,24 +67,21 @@ class EtcdStore:
         return {key.removeprefix(self._root): value for key, value in found.items()}
 
     async def write(self, key: str, value: str) -> None:
-        """See `Store.write`."""
         await self._ask("kv/put", {"key": self._key(key), "value": _base64(value)})
 
     async def swap(self, key: str, before: str | None, after: str | None) -> bool:
-        """See `Store.swap`."""
         name = self._key(key)
-        if before is None:
-            condition = {"key": name, "target": "CREATE", "result": "EQUAL", "create_revision": "0"}
-        else:
-            condition = {"key": name, "target": "VALUE", "result": "EQUAL", "value": _base64(before)}
-        if after is None:
-            change = {"request_delete_range": {"key": name}}
-        else:
+        condition = {"target": "CREATE", "create_revision": "0"}
+        if before is not None:
+            condition = {"target": "VALUE", "value": _base64(before)}
+        change: dict[str, Any] = {"request_delete_range": {"key": name}}
+        if after is not None:
             change = {"request_put": {"key": name, "value": _base64(after)}}
-        return bool((await self._ask("kv/txn", {"compare": [condition], "success": [change]})).get("succeeded"))
+        asked = {"compare": [{"key": name, "result": "EQUAL", **condition}], "success": [change]}
+        return bool((await self._ask("kv/txn", asked)).get("succeeded"))
 
     async def lend(self, key: str, value: str, seconds: float) -> bool:
-        """See `Store.lend`. etcd counts whole seconds, and has a least."""
+        # etcd counts whole seconds, and has a least.
         is_on = False
         if self._lease is not None:
             said = await self._ask("lease/keepalive", {"ID": self._lease})
@@ -105,15 +98,13 @@ class EtcdStore:
         return is_on
 
     async def take_back(self, key: str) -> None:
-        """See `Store.take_back`."""
         lease, self._lease = self._lease, None
         if lease is not None:
             await self._ask("lease/revoke", {"ID": lease})
 
     async def watch(self, prefix: str, within_s: float) -> AsyncGenerator[None, None]:
-        """See `Store.watch`. A stream that is silent for so long is replaced: its server may be gone. It begins with
-        what comes next, so it never needs what etcd has compacted.
-        """
+        # A stream that is silent for so long is replaced: its server may be gone. It begins with what comes next, so it
+        # never needs what etcd has compacted.
         timeout = httpx.Timeout(ANSWER_S, connect=CONNECT_S, read=within_s)
         while True:
             body = json.dumps({"create_request": self._range(prefix)})
@@ -131,17 +122,16 @@ class EtcdStore:
                 continue
             except (httpx.HTTPError, ValueError, LookupError) as error:
                 self._give_way(self._urls[0])
-                raise DirectoryAway(f"{self.shown} does not answer: {_reason(error)}") from error
+                raise DirectoryAway(f"{self.shown} does not answer: {error!r}") from error
 
     async def close(self) -> None:
-        """See `Store.close`."""
         await self._client.aclose()
 
     async def _ask(self, path: str, body: Mapping[str, Any], *, with_login: bool = True) -> dict[str, Any]:
-        """The answer; that of a lease that has run out has its `code`. Raises `DirectoryAway`.
+        """Ask one server after the other.
 
-        It goes to one server after the other. So what changes a value may be done twice, but to the same value: the
-        caller of a `swap` looks again.
+        Returns the first answer; for an expired lease that has the `code` `NOT_FOUND`. Raises `DirectoryAway`. A change
+        may so be made twice, with the same value: the caller of a `swap` looks again.
         """
         failure, urls = "no server", list(self._urls)
         while urls:
@@ -151,7 +141,7 @@ class EtcdStore:
                 answer = await self._client.post(f"{url}/v3/{path}", json=body, headers=headers)
                 said: dict[str, Any] = answer.json()
             except (httpx.HTTPError, ValueError) as error:
-                failure = _reason(error)
+                failure = repr(error)
                 self._give_way(url)
                 continue
             code = said.get("code")
@@ -166,7 +156,7 @@ class EtcdStore:
         raise DirectoryAway(f"{self.shown} does not answer: {failure}")
 
     async def _headers(self) -> dict[str, str]:
-        """Those that say who asks. Raises `DirectoryAway`."""
+        """The headers with the login's token. Raises `DirectoryAway`."""
         if self._login is None:
             return {}
         if self._token is None:
@@ -194,10 +184,6 @@ def _base64(text: str | bytes) -> str:
 
 def _text(encoded: str) -> str:
     return base64.b64decode(encoded).decode()
-
-
-def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__
 
 
 def _url(scheme: str, host: str) -> str:

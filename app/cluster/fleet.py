@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from app.cluster.claims import Member
-from app.cluster.load import Load
+from app.cluster.claims import Load, Member
 from app.domain.errors import ReplicaAway
 
 PLACED_COSTS = 0.02
-"""Of a device's KV, what a new session is taken to need until the replica next tells what is free."""
+"""The part of a device's KV that a new session is assumed to need until the replica next reports its load."""
 
 
 class Roster(Protocol):
@@ -37,13 +36,13 @@ class State(enum.Enum):
 
 
 class Replica:
-    """One server, by its name: what it says of itself, and what this server has found out meanwhile."""
+    """One server: what it reports, and what this server has found out since."""
 
     def __init__(self, name: str, roster: Roster, *, is_here: bool = False) -> None:
-        """`is_here`: it is this server, which is there whatever the others know."""
+        """`is_here`: it is this server, which is present whatever the store says."""
         self.name = name
         self.placed = 0
-        """New sessions that went there since it last told its load."""
+        """New sessions that were placed there since it last reported its load."""
         self._roster = roster
         self._is_here = is_here
         self._last = roster.members.get(name) or Member(name=name, url="", journal="")
@@ -51,7 +50,7 @@ class Replica:
 
     @property
     def seen(self) -> Member:
-        """What it has said last."""
+        """Its last report."""
         now = self._roster.members.get(self.name)
         if now is not None and now is not self._last:
             self._last, self.placed = now, 0
@@ -59,21 +58,20 @@ class Replica:
 
     @property
     def state(self) -> State:
-        """Whether it answers, and takes new work. One whose sessions have left is away before it is: a connection that
-        closes may take a request with it.
+        """Whether it answers and takes new work. One whose sessions have left counts as away while it still ends: a
+        request that is sent just then could be lost with its connection.
         """
-        seen = self.seen
-        if not self.is_member or seen.left or time.monotonic() < self._away_until:
+        if not self.is_member or self.seen.left or time.monotonic() < self._away_until:
             return State.AWAY
-        return State.READY if seen.ready else State.REFUSES
+        return State.READY if self.seen.ready else State.REFUSES
 
     @property
     def is_member(self) -> bool:
-        """Whether it holds its lease, by what is known here."""
+        """Whether it holds its lease, as far as is known here."""
         return self._is_here or self.name in self._roster.members
 
     def shun(self, seconds: float) -> None:
-        """Take it to be away for so long, or until it is shunned for 0 s: it has not answered."""
+        """Treat it as away for so many seconds, as it has not answered. 0 ends that."""
         self._away_until = time.monotonic() + seconds
 
     @property
@@ -88,24 +86,19 @@ class Replica:
         return parts.hostname or "", parts.port or 80
 
     @property
-    def role(self) -> str:
-        """As in the settings."""
-        return self.seen.role
-
-    @property
     def load(self) -> Load | None:
-        """How busy it is; None: it has not said."""
+        """How busy it is; None before its first report."""
         return self.seen.load
 
     @property
     def takes_sessions(self) -> bool:
-        """Whether it is there for sessions: it does not only compute prompts."""
-        return self.role != "prefill"
+        """Whether it takes sessions, and does not only compute prompts."""
+        return self.seen.role != "prefill"
 
     @property
     def room(self) -> tuple[float, float, int]:
-        """Orders replicas by what a new session finds there: free KV, then free host memory, then turns that would be
-        before its own. Where all sessions are away from the device, host memory tells who has more of them.
+        """What replicas are compared by for a new session: free KV, then free host memory, then turns ahead of it.
+        Where no session has KV on the device, host memory tells which has fewer of them.
         """
         if (load := self.load) is None:
             return (0.0, 0.0, -self.placed)
@@ -118,25 +111,23 @@ class Fleet:
     def __init__(self, here: str, roster: Roster) -> None:
         """`here` is the server's own name."""
         self.here = here
+        self.own = Replica(here, roster, is_here=True)
         self._roster = roster
-        self._replicas = {here: Replica(here, roster, is_here=True)}
+        self._replicas = {here: self.own}
 
     def __iter__(self) -> Iterator[Replica]:
         """In the order of their names, this one among them."""
-        for name in self._roster.members:
-            if name not in self._replicas:
-                self._replicas[name] = Replica(name, self._roster)
-        return iter([self._replicas[name] for name in sorted(self._replicas)])
+        return iter([each for _, each in sorted(self._by_name().items())])
 
-    @property
-    def own(self) -> Replica:
-        """This one."""
-        return self._replicas[self.here]
+    def _by_name(self) -> dict[str, Replica]:
+        for name in self._roster.members.keys() - self._replicas.keys():
+            self._replicas[name] = Replica(name, self._roster)
+        return self._replicas
 
     @property
     def others(self) -> list[Replica]:
         """All but this one."""
-        return [each for each in self if each.name != self.here]
+        return [each for each in self if each is not self.own]
 
     @property
     def answering(self) -> list[Replica]:
@@ -151,7 +142,7 @@ class Fleet:
 
     def find(self, name: str | None) -> Replica | None:
         """The replica of that name, which may be away by now."""
-        return next((each for each in self if each.name == name), None)
+        return None if name is None else self._by_name().get(name)
 
     def reachable(self, name: str) -> Replica:
         """The replica of that name. Raises `ReplicaAway` if it does not answer."""
@@ -161,12 +152,12 @@ class Fleet:
         return replica
 
     def place(self, but: str | None = None, key: str | None = None) -> Replica:
-        """Where something new goes: the replica with the most free KV, of equal ones this one, but for those that only
-        compute prompts, if there are others, and for the one of the name `but`. If none takes new work, one that says
-        so itself. Raises `ReplicaAway` if none answers.
+        """Where something new goes: to the replica with the most free KV; among equals, to this one.
 
-        With a `key` it is the same one at each call and at each replica, as long as it answers (rendezvous hashing):
-        what is asked for again goes to the replica that may have done it.
+        Replicas that only compute prompts come last, and the one called `but` is left out. If none takes new work, one
+        is returned that will say so. Raises `ReplicaAway` if none answers. With a `key`, each replica returns the same
+        one at each call, as long as that answers (rendezvous hashing). So a repeated request goes to the replica that
+        may have done it.
         """
         answering = [each for each in self.answering if each.name != but]
         if not answering:
@@ -176,6 +167,6 @@ class Fleet:
             return max(homes, key=lambda each: hashlib.blake2b(f"{each.name} {key}".encode()).digest())
         ready = [each for each in answering if each.state is State.READY]
         homes = [each for each in ready if each.takes_sessions] or ready or answering
-        replica = max(homes, key=lambda each: (each.room, each.name == self.here))
+        replica = max(homes, key=lambda each: (each.room, each is self.own))
         replica.placed += 1
         return replica

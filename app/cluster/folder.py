@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from app.cluster.store import Store
 from app.domain.errors import DirectoryAway, FieldOutOfRange
 from app.machine.files import is_over_network, make_private, make_private_folder
 from app.machine.memory import boot_time, machine_id
@@ -27,51 +28,42 @@ CREATE TABLE IF NOT EXISTS entry (
     key TEXT PRIMARY KEY, value TEXT NOT NULL, lender TEXT, ends_at REAL, machine TEXT
 ) STRICT, WITHOUT ROWID
 """
-"""What is lent ends by the clock that all processes of a machine share, which goes on while it sleeps. What was lent
-before the machine's start has ended.
+"""Lent values end by the boot clock, which all processes of a machine share and which runs while it sleeps. Those from
+before the machine's start have ended.
 """
 LIVES = "(lender IS NULL OR (ends_at > ? AND machine = ?))"
 READ, LASTING = "READ", "FULL"
-"""How a transaction is done, if not as others are: without a lock, or flushed to the disk."""
+"""Special kinds of transactions: without a lock, and flushed to the disk."""
 LAST = chr(sys.maxunicode)
 
 T = TypeVar("T")
 
 
-class FolderStore:
-    """See `Store`. All that does not go with a lease is flushed to the disk."""
+class FolderStore(Store):
+    """Everything but lent values is flushed to the disk."""
 
     def __init__(self, path: str) -> None:
-        """The store in that folder, which is made at the first use. Raises `FieldOutOfRange` for one of a network."""
+        """The store in that folder, which the first use makes. Raises `FieldOutOfRange` for a network file system."""
         self._folder = Path(path).expanduser()
+        self.shown = f"folder:{self._folder}"
         self._connection: sqlite3.Connection | None = None
         self._opened: os.stat_result | None = None
         self._machine, self._lender = machine_id(), secrets.token_hex(8)
         # A commit waits for the disk and for other replicas: the event loop must not.
         self._thread = ThreadPoolExecutor(1, "djinn-cluster")
 
-    @property
-    def shown(self) -> str:
-        """Its address."""
-        return f"folder:{self._folder}"
-
     async def read(self, key: str) -> str | None:
-        """See `Store.read`."""
         return await self._do(lambda file: self._find(file, key), READ)
 
     async def read_all(self, prefix: str, after: str = "", most: int = 0) -> dict[str, str]:
-        """See `Store.read_all`."""
         found = f"SELECT key, value FROM entry WHERE key > ? AND key >= ? AND key < ? AND {LIVES} ORDER BY key LIMIT ?"
         values = (after, prefix, f"{prefix}{LAST}", boot_time(), self._machine, most or -1)
         return await self._do(lambda file: dict(file.execute(found, values)), READ)
 
     async def write(self, key: str, value: str) -> None:
-        """See `Store.write`."""
         await self._do(lambda file: self._put(file, key, value), LASTING)
 
     async def swap(self, key: str, before: str | None, after: str | None) -> bool:
-        """See `Store.swap`."""
-
         def swapped(file: sqlite3.Connection) -> bool:
             is_same = self._find(file, key) == before
             if is_same and after is None:
@@ -83,8 +75,6 @@ class FolderStore:
         return await self._do(swapped, LASTING)
 
     async def lend(self, key: str, value: str, seconds: float) -> bool:
-        """See `Store.lend`."""
-
         def lent(file: sqlite3.Connection) -> bool:
             now = boot_time()
             had = f"SELECT 1 FROM entry WHERE key = ? AND lender = ? AND {LIVES}"
@@ -96,7 +86,6 @@ class FolderStore:
         return await self._do(lent)
 
     async def take_back(self, key: str) -> None:
-        """See `Store.take_back`."""
         mine = (key, self._lender)
         await self._do(lambda file: file.execute("DELETE FROM entry WHERE key = ? AND lender = ?", mine))
 
@@ -109,7 +98,7 @@ class FolderStore:
         file.execute("REPLACE INTO entry VALUES (?, ?, NULL, NULL, NULL)", (key, value))
 
     async def watch(self, prefix: str, within_s: float) -> AsyncGenerator[None, None]:
-        """See `Store.watch`. Changes elsewhere in the file count too."""
+        # Changes elsewhere in the file count too.
         while True:
             seen, until = await self._do(self._version, READ), boot_time() + within_s
             yield
@@ -117,7 +106,6 @@ class FolderStore:
                 await asyncio.sleep(POLL_S)
 
     async def close(self) -> None:
-        """See `Store.close`."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await asyncio.get_running_loop().run_in_executor(self._thread, connection.close)
@@ -144,8 +132,8 @@ class FolderStore:
             raise DirectoryAway(f"the cluster's store {self.shown} cannot be used: {error}") from error
 
     def _open(self) -> sqlite3.Connection:
-        """The file, opened again if another one is in its place. Raises `sqlite3.Error`, `OSError`, and
-        `FieldOutOfRange` on a file system of several machines, whose clocks differ.
+        """The file, opened again if it was replaced. Raises `sqlite3.Error`, `OSError`, and `FieldOutOfRange` on a file
+        system that several machines share, as their clocks differ.
         """
         path = self._folder / FILE
         if self._connection is not None and self._opened is not None:

@@ -8,25 +8,22 @@ because it takes nothing new. Then the request goes to the next, as long as its 
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import StrEnum
 from http import HTTPStatus
-from typing import Any
 
 from prometheus_client import Counter
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.cluster.fleet import Fleet, Replica
+from app.cluster.fleet import Fleet
 from app.cluster.gather import Gathered
-from app.cluster.hop import NOT_PASSED, Answer, Body, Gone, Hops, moved_to, not_done
-from app.cluster.hop import Headers as RawHeaders
+from app.cluster.hop import Answer, Body, Gone, Hops, moved_to, not_done
 from app.cluster.owners import Owner, Owners
 from app.cluster.sockets import Sockets
 from app.cluster.targets import OWNED, About, Target, is_turn, previous_response, target_of
+from app.cluster.wires import Headers as RawHeaders
 from app.domain.errors import DjinnError, ReplicaAway, ReplicaLost, ReplicaMoving
 from app.domain.homes import home_of
 from app.domain.values import MAX_NAME
@@ -39,103 +36,33 @@ logger = logging.getLogger(__name__)
 PATIENCE_S = 20.0
 """How long a request waits for a session that is on its way."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.02, 0.5
-"""Between two questions after it: half as long again each time. Most moves take less than a second."""
+"""Between two tries, growing by half each time. Most moves take less than a second."""
+NOT_PASSED = frozenset({b"date", b"server", b"x-request-id", b"request-id"})
+"""Headers that this server adds to every answer itself."""
 
 
 class Way(StrEnum):
     """How a request came to its owner."""
 
     HERE = "here"
-    """It is this replica."""
+    """This replica has it."""
     HOP = "hop"
-    """It is another one, which answered at the first try."""
+    """Another replica answered at the first try."""
     FOLLOWED = "followed"
-    """At a later try: the first replica has said where the session has moved."""
+    """A later replica answered, after the first one said where the session has moved."""
     MOVING_ON = "moving_on"
-    """Not at all, as the request could not be sent after a session that moves."""
+    """Not answered: the request could not follow a session that moves."""
     AWAY = "away"
-    """Not at all, as its owner does not answer."""
+    """Not answered: the owner is away."""
     LOST = "lost"
-    """The owner went away before its answer."""
+    """Not answered: the owner went away meanwhile."""
 
 
-class Why(enum.Enum):
-    """Why nothing of a request was done."""
-
-    MOVED = "moved"
-    LOST = "lost"
-    """It has moved to a replica that is not known here."""
-    MOVES = "moving"
-    DRAINS = "draining"
-    STALLS = "stalled"
-    """Its engine makes no progress."""
+FAILED = {ReplicaAway: Way.AWAY, ReplicaLost: Way.LOST, ReplicaMoving: Way.MOVING_ON}
 
 
-@dataclass(frozen=True, slots=True)
-class Turned:
-    """A request that was turned away. `home` is where the session has gone."""
-
-    why: Why
-    home: Replica | None = None
-
-
-def turned_away(status: int, headers: RawHeaders, fleet: Fleet) -> Turned | None:
-    """What the head of a replica's answer says of that; None: it is the answer."""
-    if status == HTTPStatus.MISDIRECTED_REQUEST:
-        home = fleet.find(moved_to(headers))
-        return Turned(Why.LOST if home is None else Why.MOVED, home)
-    why = not_done(headers)
-    return Turned(Why(why)) if why in (Why.MOVES.value, Why.DRAINS.value, Why.STALLS.value) else None
-
-
-@dataclass(slots=True)
-class Following:
-    """How one request has been turned away so far. It began at `began`, a time of the event loop, with `first`."""
-
-    first: str
-    began: float
-    has_sought: bool = False
-    """Whether all replicas have been asked who has the session."""
-    is_followed: bool = False
-    _asked: set[str] = field(default_factory=set)
-    _refused: set[str] = field(default_factory=set)
-    _wait_s: float = FIRST_WAIT_S
-
-    def __post_init__(self) -> None:
-        """The first replica is the first of those that were asked."""
-        self._asked.add(self.first)
-
-    def may_follow(self, turned: Turned, owner: Owner, body: Body, now: float) -> bool:
-        """Whether to go on; else the client gets the answer, and repeats its request itself."""
-        match turned.why:
-            case Why.MOVED:
-                return True
-            case Why.LOST:
-                return body.can_repeat and owner.seek is not None and not self.has_sought
-            case Why.MOVES:
-                return body.can_repeat and now - self.began < PATIENCE_S
-            case _:
-                is_free = owner.key is None or owner.is_new
-                return body.can_repeat and is_free and owner.replica.name not in self._refused
-
-    def note_refusal(self, name: str) -> None:
-        """That replica takes nothing new: it is not asked again."""
-        self._refused.add(name)
-
-    def next_wait_s(self) -> float:
-        """How long to wait before the same replica is asked again."""
-        wait_s, self._wait_s = self._wait_s, min(1.5 * self._wait_s, LONGEST_WAIT_S)
-        return wait_s
-
-    def go(self, name: str, body: Body) -> None:
-        """Ask that replica next. Raises `ReplicaMoving` if the body cannot be sent again, and for a session that comes
-        back to where it was: it is not chased.
-        """
-        if not body.can_repeat:
-            raise ReplicaMoving(f"the session has moved to replica {name}: repeat the request")
-        if name in self._asked:
-            raise ReplicaMoving(f"the session moves on, now to replica {name}: repeat the request")
-        self._asked.add(name)
+MOVED, MOVES, REFUSED = "moved", "moving", ("draining", "stalled")
+"""Why a replica has done nothing of a request: where the session is, or as it takes nothing new."""
 
 
 class Forwarding:
@@ -143,25 +70,26 @@ class Forwarding:
 
     def __init__(self, app: ASGIApp, fleet: Fleet, owners: Owners, hops: Hops, requests: Counter) -> None:
         """`requests` counts them, by whether they start a turn, and by their `Way`."""
-        hops.inside = self._app = app
-        self._fleet = fleet
-        self._owners = owners
-        self._hops = hops
+        hops.inside = self.app = app
+        self.fleet = fleet
+        self.owners = owners
+        self.hops = hops
+        self.requests = requests
         self._gathered = Gathered(fleet, owners, hops)
-        self._sockets = Sockets(app, self._named, owners, hops)
-        self._requests = requests
+        self._sockets = Sockets(app, self.named, owners, hops)
         for turn in ("yes", "no"):  # a series that begins with its first event has no rate of it
             for way in Way:
-                self._requests.labels(turn, way.value)
+                self.requests.labels(turn, way.value)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or one WebSocket."""
         if scope["type"] == "lifespan" or HOP in scope["state"]:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
-        target = Target(About.CALL) if scope["type"] == "websocket" else target_of(scope["method"], scope["path"])
+        is_socket = scope["type"] == "websocket"
+        target = Target(About.CALL) if is_socket else target_of(scope["method"], scope["path"])
         if target.about is About.HERE:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         has_begun = False
 
@@ -170,229 +98,219 @@ class Forwarding:
             has_begun = True
             await send(message)
 
+        body = Body(receive)
         try:
-            if scope["type"] == "websocket":
+            if is_socket:
                 await self._sockets.serve(scope, receive, send_noted)
+            elif target.about is About.GATHERED:
+                await self._gathered.serve(scope, body, send_noted)
+            elif target.about is About.EVERY:
+                await self._ask_every(scope, body, send_noted)
             else:
-                await self._serve(scope, target, Body(receive), send_noted)
-        except DjinnError as error:
+                await _Errand(self, scope, target, body, send_noted).run()
+        except (DjinnError, Gone) as raised:
+            error = body.refusal if isinstance(raised, Gone) else raised
+            if error is None:
+                return
             if has_begun:
                 _cut(scope, error)
             else:
                 await error_response(error, scope)(scope, receive, send)
-        except Gone:
-            pass
 
-    async def _serve(self, scope: Scope, target: Target, body: Body, send: Send) -> None:
-        try:
-            if target.about is About.GATHERED:
-                await self._gathered.serve(scope, body, send)
-            elif target.about is About.EVERY:
-                await self._ask_every(scope, body, send)
-            else:
-                await self._ask_owner(scope, target, body, send)
-        except Gone:
-            if body.refusal is not None:
-                raise body.refusal from None
-            raise
-
-    # Requests that have an owner, or get one.
-
-    async def _owner(self, scope: Scope, target: Target, body: Body) -> Owner:
-        match target.about:
-            case About.SESSION:
-                return await self._owners.of_session(target.id, scope)
-            case About.RESPONSE:
-                return await self._owners.of_response(target.id, scope)
-            case About.FILES:
-                return await self._owners.of_files(scope["state"]["owner"])
-            case About.CREATE_RESPONSE:
-                previous = previous_response(await body.whole())
-                return await (self._named(scope) if previous is None else self._owners.of_response(previous, scope))
-            case About.CALL:
-                return await self._named(scope)
-            case _:
-                return self._placed(scope)
-
-    async def _named(self, scope: Scope) -> Owner:
-        """Whom a call is for by its header. One without is placed where there is room."""
+    async def named(self, scope: Scope) -> Owner:
+        """The owner that a call's headers name. A call without is placed where there is room."""
         headers, owner = Headers(scope=scope), scope["state"]["owner"]
         names = headers.getlist(SESSION_HEADER)
         if not names and home_of(token := headers.get(TOKEN_HEADER, "")) is not None:
             names = [token]
-        if not names or not names[0] or len(names[0]) > MAX_NAME:  # this replica refuses such a name
-            return self._placed(scope)
-        return await self._owners.of_name(owner, names[0], scope)
+        if not names or not names[0] or len(names[0]) > MAX_NAME:  # any replica refuses such a name
+            return self.placed(scope)
+        return await self.owners.of_name(owner, names[0], scope)
 
-    def _placed(self, scope: Scope) -> Owner:
-        """Where something new goes. What is asked for again with its key goes to the replica that may have done it."""
+    def placed(self, scope: Scope) -> Owner:
+        """An owner for something new. With an `Idempotency-Key`, the same as at the first try."""
         key = Headers(scope=scope).get(IDEMPOTENCY_KEY)
-        return Owner(self._fleet.place(key=None if key is None else f"{scope['state']['owner'] or ''} {key}"))
-
-    async def _ask_owner(self, scope: Scope, target: Target, body: Body, send: Send) -> None:
-        """Have only the owner answer, wherever it is by then."""
-        turn = "yes" if is_turn(scope["method"], scope["path"]) else "no"
-
-        def count(way: Way) -> None:
-            if target.about in OWNED:
-                self._requests.labels(turn, way.value).inc()
-
-        try:
-            owner = await self._owner(scope, target, body)
-            following = Following(owner.replica.name, asyncio.get_running_loop().time())
-            while True:
-                try:
-                    turned = await self._ask(scope, owner, body, send, following, count)
-                except ReplicaAway:  # nothing was sent
-                    owner = await self._elsewhere(scope, target, owner, body, following)
-                    continue
-                if turned is None:
-                    return
-                owner = await self._follow(owner, turned, body, following)
-        except ReplicaAway:
-            count(Way.AWAY)
-            raise
-        except ReplicaLost:
-            count(Way.LOST)
-            raise
-        except ReplicaMoving:
-            count(Way.MOVING_ON)
-            raise
-
-    async def _ask(
-        self,
-        scope: Scope,
-        owner: Owner,
-        body: Body,
-        send: Send,
-        following: Following,
-        count: Callable[[Way], None],
-    ) -> Turned | None:
-        """Pass the replica's answer, unless it has turned the request away and another one may do it."""
-        replica, loop = owner.replica, asyncio.get_running_loop()
-
-        def turned_on(status: int, headers: RawHeaders) -> Turned | None:
-            turned = turned_away(status, headers, self._fleet)
-            if turned is not None and following.may_follow(turned, owner, body, loop.time()):
-                return turned
-            is_own = replica.name == self._fleet.here
-            count(Way.FOLLOWED if following.is_followed else Way.HERE if is_own else Way.HOP)
-            return None
-
-        if replica.name == self._fleet.here:
-            return await self._answer_here(scope, body, send, turned_on)
-        self._fleet.reachable(replica.name)
-        async with self._hops.asking(replica, scope, body) as answer:
-            if (turned := turned_on(answer.status, answer.headers)) is not None:
-                return turned
-            await pass_answer(answer, send)
-        return None
-
-    async def _answer_here(
-        self, scope: Scope, body: Body, send: Send, turned_on: Callable[[int, RawHeaders], Turned | None]
-    ) -> Turned | None:
-        """The same of this replica."""
-        turned: Turned | None = None
-
-        async def send_own(message: Message) -> None:
-            nonlocal turned
-            if message["type"] == "http.response.start":
-                turned = turned_on(message["status"], message.get("headers", []))
-            if turned is None:
-                await send(message)
-
-        await self._app(scope, body.again(), send_own)
-        return turned
-
-    async def _follow(self, owner: Owner, turned: Turned, body: Body, following: Following) -> Owner:
-        """Whom to ask next."""
-        following.is_followed = True
-        if turned.why in (Why.DRAINS, Why.STALLS):
-            following.note_refusal(owner.replica.name)
-            return await self._owners.replaced(owner)
-        if turned.why is Why.MOVES:
-            await asyncio.sleep(following.next_wait_s())
-            return owner
-        home = turned.home
-        if home is None:
-            assert owner.seek is not None
-            following.has_sought = True
-            home = await owner.seek()
-            if home is None:
-                return await self._owners.replaced(owner) if owner.is_name else owner  # whose answer passes
-        if owner.key is not None:
-            await self._owners.moved(owner.key, home.name)
-        following.go(home.name, body)
-        return Owner(home, owner.key, seek=owner.seek)
-
-    async def _elsewhere(self, scope: Scope, target: Target, owner: Owner, body: Body, following: Following) -> Owner:
-        """Whom to ask in place of a replica that has just been found to be away. Raises `ReplicaAway`."""
-        if body.can_repeat and (owner.key is None or owner.is_new):
-            return await self._owners.replaced(owner)
-        if not body.can_repeat or following.has_sought:
-            self._fleet.reachable(owner.replica.name)
-        following.has_sought = True
-        return await self._owner(scope, target, body)
-
-    # Requests that all replicas must do.
+        return Owner(self.fleet.place(key=None if key is None else f"{scope['state']['owner'] or ''} {key}"))
 
     async def _ask_every(self, scope: Scope, body: Body, send: Send) -> None:
-        """Have every replica do it, one after the other: what is done twice comes to the same. The answer is that of
-        the first that refuses, or of the last. A DELETE is asked of all whatever the others answer, as one may lack
-        what another has: 404 is the answer only if none had it. Raises `ReplicaAway` if one is away, which would lack
-        it.
+        """Have every replica do it, one after the other. Doing it twice does no harm. The answer is that of the first
+        replica that refuses, or of the last. A DELETE goes to all, whatever the others answer, as one may lack what
+        another has: 404 is the answer only if none had it. Raises `ReplicaAway` if one is away, as it would miss the
+        change.
         """
         await body.whole()
-        others = sorted(self._owners.known - {self._fleet.here})
-        replicas = [self._fleet.own, *(self._fleet.reachable(name) for name in others)]
-        is_delete, answers, lost = scope["method"] == "DELETE", list[tuple[int, Any, bytes]](), None
+        others = sorted(self.owners.known - {self.fleet.here})
+        replicas = [self.fleet.own, *(self.fleet.reachable(name) for name in others)]
+        is_delete, answers, lost = scope["method"] == "DELETE", list[tuple[Answer, bytes]](), None
         for replica in replicas:
             try:
-                answers.append(await self._done_at(replica, scope, body))
+                async with self.hops.asking(replica, scope, body) as answer:
+                    answers.append((answer, await answer.read()))
             except (ReplicaAway, ReplicaLost) as error:
                 if not is_delete:
                     raise
                 lost = error
-            if not is_delete and answers[-1][0] >= HTTPStatus.BAD_REQUEST:
+            if not is_delete and answers[-1][0].status >= HTTPStatus.BAD_REQUEST:
                 break
         if lost is not None:
             raise lost
-        status, headers, content = max(answers, key=lambda each: _weight(each[0])) if is_delete else answers[-1]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
+        answer, content = max(answers, key=lambda each: _weight(each[0].status)) if is_delete else answers[-1]
+        await send(_start(answer))
         await send({"type": "http.response.body", "body": content})
 
-    async def _done_at(self, replica: Replica, scope: Scope, body: Body) -> tuple[int, Any, bytes]:
-        """The whole answer of one replica."""
-        if replica.name != self._fleet.here:
-            async with self._hops.asking(replica, scope, body) as answer:
-                return answer.status, passed_headers(answer), await answer.read()
-        messages: list[Message] = []
 
-        async def keep(message: Message) -> None:
-            messages.append(message)
+class _Errand:
+    """One request on its way to its owner, which alone may answer it, wherever it is by then."""
 
-        await self._app(scope, body.again(), keep)
-        start, *parts = messages
-        return start["status"], start["headers"], b"".join(part.get("body", b"") for part in parts)
+    def __init__(self, door: Forwarding, scope: Scope, target: Target, body: Body, send: Send) -> None:
+        self._door = door
+        self._scope = scope
+        self._target = target
+        self._body = body
+        self._send = send
+        self._began = asyncio.get_running_loop().time()
+        self._wait_s = FIRST_WAIT_S
+        self._turned: tuple[str, str | None] | None = None
+        """Why the last replica did nothing, and where the session has gone."""
+        self._is_followed = self._has_sought = False
+        """Whether a replica has done nothing, and whether all have been asked who has the session."""
+        self._asked = set[str]()
+        self._refused = set[str]()
+        """Replicas that take nothing new."""
+
+    async def run(self) -> None:
+        """Get the request answered. Raises `Gone`, and the `DjinnError` that is to be the answer."""
+        try:
+            first = await self._find()
+            self._asked.add(first.replica.name)
+            owner = await self._try(first)
+            while owner is not None:
+                owner = await self._try(owner)
+        except (ReplicaAway, ReplicaLost, ReplicaMoving) as error:
+            self._count(FAILED[type(error)])
+            raise
+
+    def _count(self, way: Way) -> None:
+        if self._target.about in OWNED:
+            turn = "yes" if is_turn(self._scope["method"], self._scope["path"]) else "no"
+            self._door.requests.labels(turn, way.value).inc()
+
+    async def _find(self) -> Owner:
+        owners, scope, target = self._door.owners, self._scope, self._target
+        match target.about:
+            case About.SESSION:
+                return await owners.of_session(target.id, scope)
+            case About.RESPONSE:
+                return await owners.of_response(target.id, scope)
+            case About.FILES:
+                return await owners.of_files(scope["state"]["owner"])
+            case About.CREATE_RESPONSE if (previous := previous_response(await self._body.whole())) is not None:
+                return await owners.of_response(previous, scope)
+            case About.CREATE_RESPONSE | About.CALL:
+                return await self._door.named(scope)
+            case _:
+                return self._door.placed(scope)
+
+    async def _try(self, owner: Owner) -> Owner | None:
+        """Ask one replica. Passes its answer on, or returns whom to ask next."""
+        fleet, replica, self._turned = self._door.fleet, owner.replica, None
+        try:
+            if replica is fleet.own:
+                await self._door.app(self._scope, self._body.again(), self._unless_turned(owner))
+            else:
+                fleet.reachable(replica.name)
+                async with self._door.hops.asking(replica, self._scope, self._body) as answer:
+                    if not self._is_turned(owner, answer.status, answer.headers):
+                        await _pass(answer, self._send)
+        except ReplicaAway:  # nothing was sent
+            return await self._elsewhere(owner)
+        return None if self._turned is None else await self._next(owner, *self._turned)
+
+    def _unless_turned(self, owner: Owner) -> Send:
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._is_turned(owner, message["status"], message.get("headers", []))
+            if self._turned is None:
+                await self._send(message)
+
+        return send
+
+    def _is_turned(self, owner: Owner, status: int, headers: RawHeaders) -> bool:
+        """Whether the head of an answer says that nothing was done, and another try is worthwhile. Else the client gets
+        it.
+        """
+        why, home, can_repeat = not_done(headers), moved_to(headers), self._body.can_repeat
+        if status == HTTPStatus.MISDIRECTED_REQUEST:
+            why = MOVED
+            is_known = self._door.fleet.find(home) is not None
+            goes_on = is_known or (can_repeat and owner.seek is not None and not self._has_sought)
+        elif why == MOVES:
+            goes_on = can_repeat and asyncio.get_running_loop().time() - self._began < PATIENCE_S
+        else:
+            is_free = owner.key is None or owner.is_new
+            goes_on = why in REFUSED and can_repeat and is_free and owner.replica.name not in self._refused
+        if why is not None and goes_on:
+            self._turned = why, home
+            return True
+        is_own = owner.replica is self._door.fleet.own
+        self._count(Way.FOLLOWED if self._is_followed else Way.HERE if is_own else Way.HOP)
+        return False
+
+    async def _next(self, owner: Owner, why: str, name: str | None) -> Owner:
+        """Whom to ask next. Raises `ReplicaMoving` if the body cannot be sent again, and for a session that comes back
+        to where it was: it is not chased.
+        """
+        owners, self._is_followed = self._door.owners, True
+        if why in REFUSED:
+            self._refused.add(owner.replica.name)
+            return await owners.replaced(owner)
+        if why == MOVES:
+            await asyncio.sleep(self._wait_s)
+            self._wait_s = min(1.5 * self._wait_s, LONGEST_WAIT_S)
+            return owner
+        home = self._door.fleet.find(name)
+        if home is None:
+            assert owner.seek is not None
+            self._has_sought = True
+            home = await owner.seek()
+            if home is None:
+                return await owners.replaced(owner) if owner.is_name else owner  # whose answer passes
+        if owner.key is not None:
+            await owners.moved(owner.key, home.name)
+        if not self._body.can_repeat:
+            raise ReplicaMoving(f"the session has moved to replica {home.name}: repeat the request")
+        if home.name in self._asked:
+            raise ReplicaMoving(f"the session moves on, now to replica {home.name}: repeat the request")
+        self._asked.add(home.name)
+        return Owner(home, owner.key, seek=owner.seek)
+
+    async def _elsewhere(self, owner: Owner) -> Owner:
+        """Whom to ask instead of a replica that turns out to be away. Raises `ReplicaAway`."""
+        if self._body.can_repeat and (owner.key is None or owner.is_new):
+            return await self._door.owners.replaced(owner)
+        if not self._body.can_repeat or self._has_sought:
+            self._door.fleet.reachable(owner.replica.name)
+        self._has_sought = True
+        return await self._find()
 
 
-def passed_headers(answer: Answer) -> list[tuple[bytes, bytes]]:
-    """Those that the client gets. This server counts the client's requests, the other one its tokens."""
-    return [
+def _start(answer: Answer) -> Message:
+    """The head for the client. Limits of requests are this server's, limits of tokens the other one's."""
+    headers = [
         (name, value)
         for name, value in answer.headers
         if name not in NOT_PASSED and not (name.startswith(b"x-ratelimit-") and name.endswith(b"-requests"))
     ]
+    return {"type": "http.response.start", "status": answer.status, "headers": headers}
 
 
-async def pass_answer(answer: Answer, send: Send) -> None:
-    """Send the replica's answer to the client as it comes. If it ends early, so does the client's connection: no client
-    takes it for whole. Raises `ReplicaLost`.
-    """
-    await send({"type": "http.response.start", "status": answer.status, "headers": passed_headers(answer)})
-    async for part in answer.parts:
-        await send({"type": "http.response.body", "body": part, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
+async def _pass(answer: Answer, send: Send) -> None:
+    """Send the replica's answer to the client as it comes. Raises `WireLost` if it ends early."""
+    await send(_start(answer))
+    is_over = False
+    while not is_over:
+        part, is_over = await answer.part()
+        await send({"type": "http.response.body", "body": part, "more_body": not is_over})
 
 
 def _cut(scope: Scope, error: DjinnError) -> None:
@@ -405,9 +323,7 @@ def _cut(scope: Scope, error: DjinnError) -> None:
 
 
 def _weight(status: int) -> int:
-    """Which of several answers to a DELETE tells most: a refusal, then that something was deleted, then that nothing
-    was there.
-    """
+    """Orders answers to a DELETE: a refusal counts most, then a success, then 404."""
     if status == HTTPStatus.NOT_FOUND:
         return 0
     return 1 if status < HTTPStatus.BAD_REQUEST else 2

@@ -1,7 +1,7 @@
-"""Answers about the whole cluster: each is made of those of all replicas, by the one that is asked.
+"""Lists of the whole cluster.
 
-A replica that does not answer makes no list fail. The answer then says whose part is missing, in the header
-`Djinn-Missing` and in the field `missing`.
+The replica that is asked gathers the parts of all. A list does not fail when a replica is away: the header `Djinn-
+Missing` and the field `missing` name it.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
 import orjson
 from starlette.responses import Response
 from starlette.types import Scope, Send
 
-from app.cluster.fleet import Fleet, Replica
+from app.cluster.fleet import Fleet
 from app.cluster.hop import Answer, Body, Hops, target_bytes
 from app.cluster.owners import Owners
 from app.cluster.targets import EVENTS, MEMORY, MODELS, UPLOADS
+from app.cluster.wires import WireLost
 from app.domain.errors import ReplicaAway, ReplicaLost
 from app.domain.homes import REPLICA_NAME
 from app.web.sse import EventStream, sse_event
@@ -30,16 +30,25 @@ PATIENCE_S = 8.0
 """How long a replica may take for its part; its own wait for the engine is shorter."""
 MISSING = b"djinn-missing"
 OF_EACH = frozenset({b"content-length", b"content-type", b"date", b"server"})
-"""Headers of a replica's answer that say nothing of the whole one."""
+"""Headers that describe one replica's part, not the whole."""
 DEFAULT_LIMIT = 20
-"""Sessions of a page, as the replicas have it."""
+"""Sessions on a page, the same as at a single server."""
 SAME = frozenset({"block_bytes", "block_tokens", "policy"})
-"""Figures of memory that all replicas of one model have alike."""
+"""Memory figures that are the same at all replicas of a model."""
 LAST_ID = b"last-event-id"
 ONE_ID = re.compile(rf"({REPLICA_NAME.pattern})=([0-9a-f]{{1,16}}-[0-9]{{1,20}})")
 LONGEST_EVENT = 16 << 20
 WAITING = 64
-"""Events of one replica that wait for the others: with more, the replica waits."""
+"""How many events may wait for a slow client. With more, the replicas wait."""
+
+
+class _Event(NamedTuple):
+    name: str
+    data: bytes
+    id: str | None
+
+
+Events = AsyncGenerator[_Event, None]
 
 
 class Gathered:
@@ -51,299 +60,170 @@ class Gathered:
         self._hops = hops
 
     async def serve(self, scope: Scope, body: Body, send: Send) -> None:
-        """Answer a GET. What this replica refuses is refused; if it cannot give its own part, that is missing too."""
-        receive = body.again()
-        match scope["path"]:
-            case path if path == EVENTS:
-                answer: Response | None = await self._events(scope, body, send)
-            case path if path == MODELS:
-                answer = await self._made(scope, merged_models)
-            case path if path == MEMORY:
-                answer = await self._made(scope, merged_memory)
-            case path if path in UPLOADS:
-                answer = await self._made(scope, merged_uploads)
-            case _:
-                limit = _limit(scope["query_string"])
-                answer = await self._made(scope, lambda pages: merged_page(pages, limit))
-        if answer is not None:
-            await answer(scope, receive, send)
+        """Answer a GET. If this replica refuses it, that is the answer. If it fails, its part is missing too."""
+        receive, limit = body.again(), _limit(scope["query_string"])
+        if scope["path"] == EVENTS:
+            async with contextlib.AsyncExitStack() as ends:
+                await (await self._events(scope, ends))(scope, receive, send)
+            return
+        ways: dict[str, Callable[[Any], Any]] = {MODELS: merged_models, MEMORY: merged_memory}
+        ways |= dict.fromkeys(UPLOADS, merged_uploads)
+        answer = await self._made(scope, ways.get(scope["path"], lambda pages: merged_page(pages, limit)))
+        await answer(scope, receive, send)
 
-    async def _made(self, scope: Scope, make: Callable[[list[Any]], Any]) -> Response:
-        asked = list(dict.fromkeys([self._fleet.own, *self._fleet.answering]))
-        path = target_bytes(scope)
-        found = await asyncio.gather(
-            *(self._hops.get(each, scope, path, PATIENCE_S) for each in asked), return_exceptions=True
-        )
+    async def _made(self, scope: Scope, make: Callable[[Any], Any]) -> Response:
+        names, path = self._names, target_bytes(scope)
+        asked = [self._hops.get(each, scope, path, PATIENCE_S) for each in self._fleet if each.name in names]
         told: dict[str, tuple[Answer, bytes]] = {}
-        for replica, each in zip(asked, found, strict=True):
-            if not isinstance(each, BaseException):
-                told[replica.name] = each
-            elif not isinstance(each, ReplicaAway):
-                raise each
-        parts = {name: each for name, each in told.items() if each[0].status == 200}
-        first, content = told.get(self._fleet.here) or next(iter(told.values()), (None, b""))
-        if first is None:
+        for found in await asyncio.gather(*asked, return_exceptions=True):
+            if not isinstance(found, BaseException):
+                told[found[0].replica.name] = found
+            elif not isinstance(found, ReplicaAway):
+                raise found
+        if not told:
             raise ReplicaAway("no replica answers: try again")
+        parts = {name: each for name, each in told.items() if each[0].status == 200}
+        first, content = told.get(self._fleet.here) or next(iter(told.values()))
         if 200 != first.status < 500 or not parts:
-            kind = dict(first.headers).get(b"content-type", b"").decode("latin-1")
-            return _with_headers(first, Response(content, first.status, media_type=kind))
+            return _whole(first, content)
         whole = make([orjson.loads(content) for _, content in parts.values()])
-        if missing := sorted(self._owners.known - parts.keys()):
+        if missing := self._missing(parts):
             whole["missing"] = missing
-        answer = _with_headers(
-            next(iter(parts.values()))[0], Response(orjson.dumps(whole), media_type="application/json")
-        )
-        if missing:
-            answer.raw_headers.append((MISSING, ",".join(missing).encode()))
-        return answer
-
-    # The live stream: the streams of all replicas that answer, as one.
-
-    async def _events(self, scope: Scope, body: Body, send: Send) -> Response | None:
-        """The stream ends when a replica goes or comes: a client that comes back gets a snapshot of those that are
-        there then. Returns the answer of a replica that refuses. Raises `ReplicaAway` if one went away just now.
-        """
-        names = self._names
-        given = next((value.decode("latin-1") for name, value in scope["headers"] if name == LAST_ID), "")
-        headers = [each for each in scope["headers"] if each[0] != LAST_ID]
-        async with _Streams(self._fleet, self._hops, {**scope, "headers": headers}) as streams:
-            try:
-                refusal = await streams.open(names, split_id(given, names))
-            except ReplicaLost as error:
-                raise ReplicaAway(error.message) from error
-            if refusal is not None:
-                answer, content = refusal
-                return _with_headers(answer, Response(content, answer.status, media_type="application/json"))
-            stream = EventStream(self._merged(streams, names))
-            stream.raw_headers += [each for each in streams.headers if each[0].startswith(b"x-ratelimit-")]
-            if missing := sorted(self._owners.known - set(streams.names)):
-                stream.raw_headers.append((MISSING, ",".join(missing).encode()))
-            await stream(scope, body.again(), send)
-        return None
+        return _marked(_whole(next(iter(parts.values()))[0], orjson.dumps(whole)), missing)
 
     @property
     def _names(self) -> list[str]:
-        """Of those whose streams there are now, this replica's among them."""
+        """The names of the replicas to ask now, this one among them."""
         return sorted({self._fleet.here, *(each.name for each in self._fleet.answering)})
 
-    async def _merged(self, streams: _Streams, names: list[str]) -> AsyncGenerator[bytes, None]:
-        reading = _Reading(dict(streams.ids))
-        with contextlib.suppress(EOFError, ReplicaAway, ReplicaLost):
-            first = [await source.next() for source in streams.sources]
-            while True:
-                if any(event.name == "snapshot" for event in first):
-                    async with contextlib.aclosing(_snapshot(streams, first, reading)) as parts:
-                        async for part in parts:
-                            yield part
-                else:
-                    for source, event in zip(list(streams.sources), first, strict=True):
-                        if passing := reading.passed(source, event, streams.names):
-                            yield passing
-                while (found := await streams.next())[1].name != "snapshot":
-                    if passing := reading.passed(*found, streams.names):
-                        yield passing
-                    if self._names != names:
-                        return
-                # One has missed some. What the others tell of goes behind a snapshot of all.
-                await streams.open(streams.names, {})
-                first = [await source.next() for source in streams.sources]
+    def _missing(self, parts: Iterable[str]) -> list[str]:
+        return sorted(self._owners.known - set(parts))
 
+    # The live stream: the streams of all replicas that answer, as one.
 
-@dataclass(frozen=True, slots=True)
-class _Event:
-    name: str
-    data: bytes
-    id: str | None
-
-
-@dataclass(slots=True)
-class _Reading:
-    """What one client has read so far."""
-
-    ids: dict[str, str]
-    """The last event of each replica."""
-    memory: dict[str, object] = field(default_factory=dict)
-    """What each replica has last told of its memory."""
-
-    def passed(self, source: _Source, event: _Event, names: list[str]) -> bytes:
-        """The event as the client gets it. Figures of memory are those of all, and empty until all have told theirs."""
-        if event.id is not None:
-            self.ids[source.name] = event.id
-        data = event.data
-        if event.name == "memory":
-            self.memory[source.name] = orjson.loads(data)
-            if len(self.memory) < len(names):
-                return b""
-            data = orjson.dumps(merged_memory(list(self.memory.values())))
-        return sse_event(event.name, data, joined_id(self.ids) if event.id is not None else None)
-
-
-async def _snapshot(streams: _Streams, first: list[_Event], reading: _Reading) -> AsyncGenerator[bytes, None]:
-    """One snapshot of all: a client takes what is in none of its parts to be gone."""
-    if not all(event.name == "snapshot" for event in first):
-        await streams.open(streams.names, {})
-        first = [await source.next() for source in streams.sources]
-    reading.memory.clear()
-    for index, (source, event) in enumerate(zip(list(streams.sources), first, strict=True)):
-        is_last_source = index == len(first) - 1
-        while True:
-            view = orjson.loads(event.data)
-            has_more: bool = view["has_more"]
-            if event.id is not None:
-                reading.ids[source.name] = event.id
-            is_last = is_last_source and not has_more
-            data = orjson.dumps({**view, "has_more": not is_last})
-            yield sse_event("snapshot", data, joined_id(reading.ids) if is_last else None)
-            if not has_more:
-                break
-            event = await source.next()
-
-
-class _Source:
-    """The stream of one replica."""
-
-    def __init__(self, answer: Answer, news: asyncio.Event) -> None:
-        self.name = answer.replica.name
-        self._events: asyncio.Queue[_Event | None] = asyncio.Queue(WAITING)
-        self._news = news
-        self._answer = answer
-
-    async def next(self) -> _Event:
-        """The next event. Raises `EOFError` at the end of the stream."""
-        event = await self._events.get()
-        if event is None:
-            raise EOFError
-        return event
-
-    def waiting(self) -> _Event | None:
-        """An event that is there already; None: there is none. Raises `EOFError` at the end of the stream."""
-        try:
-            event = self._events.get_nowait()
-        except asyncio.QueueEmpty:
-            return None
-        if event is None:
-            raise EOFError
-        return event
-
-    async def read(self) -> None:
-        """Take what comes, to the end of the stream."""
-        rest = b""
-        async for part in self._answer.parts:
-            *blocks, rest = (rest + part).split(b"\n\n")
-            for block in blocks:
-                if (event := _parsed(block)) is not None:
-                    await self._events.put(event)
-                    self._news.set()
-            if len(rest) > LONGEST_EVENT:
-                return
-
-    async def end(self) -> None:
-        """Say that nothing more comes."""
-        await self._events.put(None)
-        self._news.set()
-
-
-class _Streams:
-    """The streams of several replicas, in the order of their names. They are closed at the end of the block."""
-
-    def __init__(self, fleet: Fleet, hops: Hops, scope: Scope) -> None:
-        """`scope` is that of the client's request."""
-        self._fleet = fleet
-        self._hops = hops
-        self._scope = scope
-        self._tasks: list[asyncio.Task[None]] = []
-        self._news = asyncio.Event()
-        self.sources: list[_Source] = []
-        self.names: list[str] = []
-        self.ids: Mapping[str, str] = {}
-        """From which event on each was asked for."""
-        self.headers: list[tuple[bytes, bytes]] = []
-        """Those of a replica's answer."""
-
-    async def __aenter__(self) -> _Streams:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._close()
-
-    async def open(self, names: Sequence[str], ids: Mapping[str, str]) -> tuple[Answer, bytes] | None:
-        """Open all of them, in place of those that were open, each behind the event that `ids` has for it. Returns the
-        answer of one that refuses. One that cannot give its part is left out. Raises `ReplicaAway`, `ReplicaLost`.
+    async def _events(self, scope: Scope, ends: contextlib.AsyncExitStack) -> Response:
+        """The live stream. It lasts until `ends` is closed, or until a replica comes or goes: the client then comes
+        back, and gets a snapshot of those that are there. Raises `ReplicaAway` if one has just gone.
         """
-        await self._close()
-        self.names, self.ids = [], ids
-        for name in names:
-            opened: asyncio.Future[tuple[Answer, bytes] | _Source] = asyncio.get_running_loop().create_future()
-            replica = self._fleet.own if name == self._fleet.here else self._fleet.reachable(name)
-            self._tasks.append(asyncio.create_task(self._read(replica, ids.get(name), opened)))
-            try:
-                async with asyncio.timeout(PATIENCE_S):
-                    found = await opened
-            except TimeoutError as error:
-                raise ReplicaAway(f"replica {name} does not answer: try again") from error
-            if isinstance(found, _Source):
-                self.sources.append(found)
-                self.names.append(name)
-            elif found[0].status < 500:
-                return found
-        return None
-
-    async def next(self) -> tuple[_Source, _Event]:
-        """The next event of any. Raises `EOFError` when one has ended."""
-        while True:
-            self._news.clear()
-            for source in self.sources:
-                if (event := source.waiting()) is not None:
-                    self.sources.remove(source)
-                    self.sources.append(source)  # looked at last from now on
-                    return source, event
-            await self._news.wait()
-
-    async def _read(
-        self, replica: Replica, last_id: str | None, opened: asyncio.Future[tuple[Answer, bytes] | _Source]
-    ) -> None:
-        """Open one stream, say so, and read it to its end."""
-        headers = self._scope["headers"] + ([] if last_id is None else [(LAST_ID, last_id.encode())])
-        source: _Source | None = None
+        names = self._names
+        given = next((value.decode("latin-1") for name, value in scope["headers"] if name == LAST_ID), "")
+        ids = split_id(given, names)
         try:
-            async with self._hops.getting(replica, {**self._scope, "headers": headers}) as answer:
-                self.headers = answer.headers
-                if answer.status != 200:
-                    opened.set_result((answer, await answer.read()))
+            async with asyncio.timeout(PATIENCE_S):
+                answers = await self._opened(scope, names, ids, ends)
+                for answer in answers.values():
+                    if 200 != answer.status < 500:
+                        return _whole(answer, await answer.read())
+                streams = {name: _events_of(answer) for name, answer in answers.items() if answer.status == 200}
+                first = {name: await anext(events) for name, events in streams.items()}
+                if len({event.name == "snapshot" for event in first.values()}) > 1:  # a snapshot is one of all
+                    await ends.aclose()
+                    ids, answers = {}, await self._opened(scope, streams, {}, ends)
+                    streams = {name: _events_of(answer) for name, answer in answers.items()}
+                    first = {name: await anext(events) for name, events in streams.items()}
+        except (ReplicaLost, TimeoutError, StopAsyncIteration) as error:
+            raise ReplicaAway(f"a replica does not answer ({error or 'no event in time'}): try again") from error
+        stream = EventStream(self._merged(names, streams, first, dict(ids)))
+        limits = next(iter(answers.values())).headers
+        stream.raw_headers += [each for each in limits if each[0].startswith(b"x-ratelimit-")]
+        return _marked(stream, self._missing(streams))
+
+    async def _opened(
+        self, scope: Scope, names: Iterable[str], ids: Mapping[str, str], ends: contextlib.AsyncExitStack
+    ) -> dict[str, Answer]:
+        """The streams of these replicas, each from the event after the one in `ids`. Raises `ReplicaAway`."""
+        found = {}
+        for name in names:
+            replica = self._fleet.own if name == self._fleet.here else self._fleet.reachable(name)
+            headers = [each for each in scope["headers"] if each[0] != LAST_ID]
+            headers += [(LAST_ID, ids[name].encode())] if name in ids else []
+            found[name] = await ends.enter_async_context(self._hops.getting(replica, {**scope, "headers": headers}))
+        return found
+
+    async def _merged(
+        self, names: list[str], streams: Mapping[str, Events], first: Mapping[str, _Event], ids: dict[str, str]
+    ) -> AsyncGenerator[bytes, None]:
+        """What the client gets. `ids` are the last events of each replica that it has."""
+        memory: dict[str, Any] = {}
+
+        def passed(name: str, event: _Event) -> bytes:
+            """As the client gets it. Figures of memory are those of all, and empty until all have told theirs."""
+            if event.id is not None:
+                ids[name] = event.id
+            data = event.data
+            if event.name == "memory":
+                memory[name] = orjson.loads(data)
+                if len(memory) < len(streams):
+                    return b""
+                data = orjson.dumps(merged_memory(list(memory.values())))
+            return sse_event(event.name, data, joined_id(ids) if event.id is not None else None)
+
+        for name, event in first.items():
+            if event.name != "snapshot":
+                yield passed(name, event)
+                continue
+            async for part in _behind(event, streams[name]):  # a client takes what is in none of its parts to be gone
+                view = orjson.loads(part.data)
+                if part.id is not None:
+                    ids[name] = part.id
+                is_last = name == list(first)[-1] and not view["has_more"]
+                yield sse_event(
+                    "snapshot", orjson.dumps({**view, "has_more": not is_last}), joined_id(ids) if is_last else None
+                )
+                if not view["has_more"]:
+                    break
+        waiting = asyncio.Queue[tuple[str, _Event | None]](WAITING)
+        reading = [asyncio.create_task(_read(name, events, waiting)) for name, events in streams.items()]
+        try:
+            while self._names == names:
+                name, found = await waiting.get()
+                if found is None or found.name == "snapshot":  # one has ended, or has missed some: all begin anew
                     return
-                source = _Source(answer, self._news)
-                opened.set_result(source)
-                await source.read()
-        except (ReplicaAway, ReplicaLost) as error:
-            if not opened.done():
-                opened.set_exception(error)
-        if source is not None:
-            await source.end()
-
-    async def _close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-        self._tasks, self.sources = [], []
+                if content := passed(name, found):
+                    yield content
+        finally:
+            for task in reading:
+                task.cancel()
+            await asyncio.wait(reading)
 
 
-def _parsed(block: bytes) -> _Event | None:
-    """None for a comment."""
-    fields = dict(line.split(b": ", 1) for line in block.split(b"\n") if not line.startswith(b":"))
-    if b"data" not in fields:
-        return None
-    event_id = fields.get(b"id")
-    return _Event(fields[b"event"].decode(), fields[b"data"], None if event_id is None else event_id.decode())
+async def _behind(first: _Event, events: Events) -> Events:
+    yield first
+    async for event in events:
+        yield event
+
+
+async def _read(name: str, events: Events, waiting: asyncio.Queue[tuple[str, _Event | None]]) -> None:
+    async for event in events:
+        await waiting.put((name, event))
+    await waiting.put((name, None))
+
+
+async def _events_of(answer: Answer) -> Events:
+    """The events of one replica's stream, without comments, to its end."""
+    rest, is_over = b"", False
+    while not is_over and len(rest) <= LONGEST_EVENT:
+        try:
+            part, is_over = await answer.part()
+        except (ReplicaLost, WireLost):
+            return
+        *blocks, rest = (rest + part).split(b"\n\n")
+        for block in blocks:
+            fields = dict(line.split(b": ", 1) for line in block.split(b"\n") if not line.startswith(b":"))
+            if b"data" in fields:
+                event_id = fields.get(b"id")
+                yield _Event(
+                    fields[b"event"].decode(), fields[b"data"], None if event_id is None else event_id.decode()
+                )
 
 
 def joined_id(ids: Mapping[str, str]) -> str:
-    """One id of those of all replicas: it names the last event of each."""
+    """One event id for the client, which names the last event of each replica."""
     return ",".join(f"{name}={ids[name]}" for name in sorted(ids))
 
 
 def split_id(event_id: str, names: Iterable[str]) -> dict[str, str]:
-    """The id of each replica; empty if these are not the replicas that it was made for, or it was made by nobody."""
+    """The event id of each replica. Empty if `event_id` is malformed or was made for other replicas."""
     found = [ONE_ID.fullmatch(part) for part in event_id.split(",")]
     ids = {each[1]: each[2] for each in found if each is not None}
     return ids if len(ids) == len(found) and set(ids) == set(names) else {}
@@ -353,22 +233,22 @@ def split_id(event_id: str, names: Iterable[str]) -> dict[str, str]:
 
 
 def merged_models(pages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Every model once, in the form that the replicas' lists have."""
+    """Each model once, in the same form as the lists."""
     models = {model["id"]: model for page in pages for model in reversed(page["data"])}
     last = {"last_id": list(models)[-1]} if "last_id" in pages[0] else {}
     return {**pages[0], **last, "data": list(models.values())}
 
 
 def merged_uploads(lists: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Every vector, dictionary or lens once, by name."""
+    """Each vector, dictionary, lens or probe once, ordered by name."""
     found = {upload["name"]: upload for each in lists for upload in each["data"]}
     return {**lists[0], "data": [found[name] for name in sorted(found)]}
 
 
 def merged_page(pages: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any]:
-    """A page of `limit` sessions in the order of their ids, of the replicas' pages behind the same place.
+    """A page of `limit` sessions, ordered by id, from the replicas' pages after the same id.
 
-    A session that has just moved may still be listed at its old home too, as it was there: the one used last counts.
+    A session that has just moved may be on two of them: the entry that was used last counts.
     """
     listed = sorted((session for page in pages for session in page["data"]), key=lambda session: session["used_at"])
     found = {session["id"]: session for session in listed}
@@ -378,7 +258,7 @@ def merged_page(pages: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any
 
 
 def merged_memory(views: Sequence[Any]) -> Any:
-    """The sums of all figures; of what has moved, the bytes of a second of all copies."""
+    """The sums of all figures. `bytes_per_s` is computed anew from the sums."""
     first = views[0]
     if isinstance(first, Mapping):
         names = dict.fromkeys(name for view in views for name in view)
@@ -393,13 +273,21 @@ def merged_memory(views: Sequence[Any]) -> Any:
     return sum(known) if known and not isinstance(known[0], Mapping) else merged_memory(known) if known else None
 
 
-def _with_headers(found: Answer, answer: Response) -> Response:
-    """The answer with the headers that a replica's own has, such as limits of the tenant."""
-    answer.raw_headers += [each for each in found.headers if each[0] not in OF_EACH]
+def _whole(head: Answer, content: bytes) -> Response:
+    """A response with the headers of a replica's answer, such as the tenant's limits."""
+    answer = Response(content, head.status, media_type=dict(head.headers).get(b"content-type", b"").decode("latin-1"))
+    answer.raw_headers += [each for each in head.headers if each[0] not in OF_EACH]
+    return answer
+
+
+def _marked(answer: Response, missing: Sequence[str]) -> Response:
+    """The answer, with a header that names the replicas whose parts are missing."""
+    if missing:
+        answer.raw_headers.append((MISSING, ",".join(missing).encode()))
     return answer
 
 
 def _limit(query: bytes) -> int:
-    """How many sessions a page has. A number that replicas refuse is theirs to refuse."""
+    """The page size. The replicas refuse numbers that are out of range."""
     (text,) = parse_qs(query.decode("latin-1")).get("limit", [""])[-1:]
     return int(text) if text.isascii() and text.isdigit() and len(text) < 5 else DEFAULT_LIMIT

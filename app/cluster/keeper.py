@@ -1,4 +1,4 @@
-"""The replicas' processes: started, followed by others when they end, drained at the end."""
+"""The replicas' processes: it starts them, starts them again when they end, and drains them at the end."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import sys
 import time
 from asyncio.subprocess import Process
@@ -20,26 +21,29 @@ from pathlib import Path
 
 from app.domain.errors import DjinnError
 from app.machine.files import explain
+from app.web.server import ECHO_S, Hangups, url_of
 
 logger = logging.getLogger(__name__)
 
 READY = re.compile(r"Djinn serves .+ on (http://\S+)")
 ENDS_WITH_PARENT = ("setpriv", "--pdeathsig", "TERM") if shutil.which("setpriv") else ()
-"""What a command begins with so that the kernel ends it when its keeper dies; Linux alone can."""
+"""Put before a command, it has the kernel end that when its keeper dies. Only Linux can."""
 PRIVATE = "DJINN_"
 GPUS = "CUDA_VISIBLE_DEVICES"
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
-"""Before a replica is started again that has ended at its start: twice as long each time."""
+"""How long to wait before a replica that has ended at its start is started again: twice as long each time."""
 STEADY_S = 10.0
-"""A replica that has served for as long is started again at once."""
+"""A replica that has served for this long is started again at once."""
+LOOK_S = 0.1
+"""Between two looks at whether the replicas listen."""
 GO = b"go\n"
-"""What a process that stands by waits for."""
+"""What a standby waits to read."""
 USAGE_ERROR = 2
 """Exit status: the settings are wrong."""
 FULL = (errno.EAGAIN, errno.ENOMEM)
-"""The machine has no room for a process at the moment."""
+"""Errors of a machine that has no room for a process at the moment."""
 LONGEST_LINE = 1 << 24
-"""Bytes that a replica may print without an end of line: a longer one would end its keeper."""
+"""Most bytes of a line that a replica prints: a longer one would end its keeper."""
 
 
 class NeverStarted(DjinnError):
@@ -57,7 +61,7 @@ class ReplicaSpec:
     state_dir: Path
     settings: Mapping[str, str]
     has_standby: bool = False
-    """Whether another process is kept that has all but begun."""
+    """Whether a second process stands by."""
     gpus: str | None = None
     """The GPUs that it sees, as `CUDA_VISIBLE_DEVICES` names them; None: those that its keeper sees."""
     shared: int | None = None
@@ -104,17 +108,14 @@ class Keeper:
         """Begin to keep it running. Call on the running event loop."""
         self._keeping = asyncio.create_task(self._keep())
 
-    def reload(self) -> None:
-        """Have it read its files again: one that starts does so anyway."""
-        if self.url is not None:
-            _signal(self._process, signal.SIGHUP)
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        _signal(self._process, number)
 
     async def stop(self) -> None:
-        """Drain it: returns when its processes have ended, in an orderly way or not. It is not started again, and
-        neither are the others: its sessions stay.
-        """
+        """Drain it, and return when its processes have ended. As all replicas end, its sessions do not move."""
         self._is_ending = True
-        if _runs(self._process):
+        if self._process is not None and self._process.returncode is None:
             # One that still starts may have been told to ignore the one, and ends at the other at once.
             _signal(self._process, signal.SIGTERM if self.url is None else signal.SIGINT)
         elif self._keeping is not None:
@@ -158,17 +159,15 @@ class Keeper:
             await asyncio.sleep(wait_s)
 
     async def _begin(self) -> Process:
-        """The process that stands by, if there is one, or else a new one."""
+        """The standby if there is one, else a new process."""
         process, self._standby = self._standby, None
-        if not _runs(process):
+        if process is None or process.returncode is not None or process.stdin is None:
             return await self._spawn()
-        assert process is not None
-        assert process.stdin is not None
         process.stdin.write(GO)
         return process
 
     async def _listen(self, process: Process) -> float:
-        """Follow a process to the end of what it says. Returns for how many seconds it has served."""
+        """Read what a process prints, to the end. Returns for how many seconds it has served."""
         assert process.stdout is not None
         served_from = math.inf
         async for line in process.stdout:
@@ -179,7 +178,7 @@ class Keeper:
         return max(0.0, time.monotonic() - served_from)
 
     async def _stand_by(self) -> None:
-        """Start a process that stands by, if there is to be one. Without, a new one follows where a replica ends."""
+        """Start a standby, if there is to be one. If that fails, the next start takes longer."""
         if not self.spec.has_standby or self._is_ending:
             return
         try:
@@ -190,7 +189,7 @@ class Keeper:
         self._watching = asyncio.create_task(self._watch(self._standby))
 
     async def _watch(self, standby: Process) -> None:
-        """Start another if a process ends while it stands by: it serves no requests meanwhile."""
+        """Start another standby if this one ends unused."""
         status = await standby.wait()
         if standby is not self._standby or self._is_ending:
             return
@@ -218,6 +217,37 @@ class Replicas:
 
     def __init__(self, specs: Sequence[ReplicaSpec]) -> None:
         self._keepers = [Keeper(spec) for spec in specs]
+        self._ending = asyncio.Event()
+        self._told_at = 0.0
+
+    async def run(self, bound: socket.socket, hangups: Hangups) -> None:
+        """Keep them running until a signal says that they end: SIGTERM or SIGINT drains all, a second one ends them at
+        once. SIGHUP has them read their files again. `bound` is the socket that they share. Raises `NeverStarted`.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end, number)
+
+        def reload() -> None:
+            loop.call_soon_threadsafe(self._reload)
+
+        hangups.hand_to(reload)
+        self.start()
+        try:
+            while len(self.urls()) < len(self._keepers) and not self._ending.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._ending.wait(), LOOK_S)
+            if not self._ending.is_set():
+                names = ", ".join(f"{name} {url}" for name, url in sorted(self.urls().items()))
+                print(f"Djinn's cluster is {url_of(bound)}, by its replicas {names}", flush=True)
+            await self._ending.wait()
+            bound.close()  # only replicas take connections now, as long as they do
+            await self.stop()
+        except NeverStarted:
+            await self.stop()
+            raise
+        finally:
+            self._kill()
 
     def start(self) -> None:
         """Begin to start all of them."""
@@ -231,28 +261,26 @@ class Replicas:
                 raise NeverStarted(keeper.failure)
         return {keeper.spec.name: keeper.url for keeper in self._keepers if keeper.url is not None}
 
-    @property
-    def all_listen(self) -> bool:
-        """Whether none is missing."""
-        return all(keeper.url is not None for keeper in self._keepers)
-
-    def reload(self) -> None:
-        """Have all read their files again."""
-        for keeper in self._keepers:
-            keeper.reload()
-
     async def stop(self) -> None:
         """Drain all of them; returns when they have ended."""
         await asyncio.gather(*(keeper.stop() for keeper in self._keepers))
 
-    def kill(self) -> None:
-        """End all at once."""
+    def _kill(self) -> None:
         for keeper in self._keepers:
             keeper.kill()
 
+    def _reload(self) -> None:
+        for keeper in self._keepers:
+            if keeper.url is not None:  # one that starts reads them anyway
+                keeper.signal(signal.SIGHUP)
 
-def _runs(process: Process | None) -> bool:
-    return process is not None and process.returncode is None
+    def _end(self, number: signal.Signals) -> None:
+        now = asyncio.get_running_loop().time()
+        if not self._ending.is_set():
+            self._told_at = now
+            self._ending.set()
+        elif number is not signal.SIGTERM or now - self._told_at >= ECHO_S:
+            self._kill()
 
 
 def _signal(process: Process | None, number: int) -> None:

@@ -17,6 +17,7 @@ from app.machine.files import explain
 
 MIN_CHARACTERS = 32
 MAX_BYTES = 4096
+SIGNATURE, NONCE, DIGEST, TO = "djinn-signature", "djinn-nonce", "djinn-body", "djinn-to"
 
 
 class ClusterKey:
@@ -49,16 +50,13 @@ class ClusterKey:
         return hmac.compare_digest(signature.encode("latin-1", "replace"), self.sign(*parts).encode())
 
 
-def new_nonce() -> str:
-    """A fresh random token."""
-    return secrets.token_hex(16)
-
-
 def _refusal(path: Path, problem: str) -> FieldOutOfRange:
     return FieldOutOfRange(f"cluster key file {path}: {problem}", param="cluster_key_file")
 
 
-SIGNATURE, NONCE, DIGEST, TO = "djinn-signature", "djinn-nonce", "djinn-body", "djinn-to"
+def new_nonce() -> str:
+    """A fresh random token."""
+    return secrets.token_hex(16)
 
 
 def sign_request(key: ClusterKey, to: str, path: str, body: bytes) -> dict[str, str]:

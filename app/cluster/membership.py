@@ -1,4 +1,4 @@
-"""One replica among those of its cluster: it says that it is there, sees the others, and knows where things are."""
+"""This replica's part in the cluster: it announces itself, sees the others, and knows where things are."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Self
 
 from msgspec.structs import replace
 
-from app.cluster.claims import Member, Record, Roster, claim, decode, encode, is_proven, proven
+from app.cluster.claims import Load, Member, Record, Roster, claim, decode, encode, is_proven, open_store, proven
 from app.cluster.key import ClusterKey
-from app.cluster.load import Load
-from app.cluster.store import FLEET, JOURNAL, MEMBER, PLACE, TOMB, Store, open_store
+from app.cluster.store import FLEET, JOURNAL, MEMBER, PLACE, TOMB, Store
 from app.domain.errors import DirectoryAway, Fenced, WrongState
 from app.journal.journal import Journal
 from app.machine.memory import boot_time, machine_id
@@ -25,37 +24,37 @@ from app.settings.settings import CLUSTER_LEASE_S
 logger = logging.getLogger(__name__)
 
 LEASE_S = 6.0
-"""How long a replica counts as there that says nothing."""
+"""How long a silent replica still counts as present."""
 FENCE_S = CLUSTER_LEASE_S
-"""A process that has slept for as long asks the store before it answers for its sessions again."""
+"""A process that has slept for this long asks the store before it serves its sessions again."""
 SAY_S = 1.0
 """Between two renewals."""
 LOOK_S, LONGEST_LOOK_S = 0.2, 2.0
 """Between two looks at the others, at least and at most."""
 DAY_S = 24 * 3600.0
 FORGET_DAYS = 31
-"""A place that nobody has used for longer is forgotten: a session closes after 30 days without a turn."""
+"""A place that was not used for longer is forgotten: sessions close after 30 days without a turn."""
 PAGE = 1000
 """Places that are read at once."""
 
 
 def session_key(session_id: str) -> str:
-    """Of a session that is not where its id says."""
+    """The key of a session that is not where its id says."""
     return f"session {session_id}"
 
 
 def response_key(response_id: str) -> str:
-    """Of a response that is not where its id says."""
+    """The key of a response that is not where its id says."""
     return f"response {response_id}"
 
 
 def name_key(owner: str | None, name: str) -> str:
-    """Of the session that the owner's calls name by `X-Session-ID`."""
+    """The key of a session that the owner's calls name by `X-Session-ID`."""
     return f"name {owner or ''} {name}"
 
 
 def _day() -> int:
-    """Of the calendar, since 1970."""
+    """Today, in days since 1970."""
     return int(time.time() // DAY_S)
 
 
@@ -66,31 +65,26 @@ def _place(text: str) -> tuple[str, int]:
 
 
 class Membership:
-    """This replica among those of its cluster: `async with` it to be one of them. Used on one event loop."""
+    """`async with` it to take part in the cluster. Used on one event loop."""
 
     def __init__(
-        self,
-        store: Store,
-        me: Member,
-        record: Record,
-        key: ClusterKey,
-        *,
-        may_serve: Callable[[], bool] = lambda: True,
+        self, store: Store, me: Member, record: Record, key: ClusterKey, may_serve: Callable[[], bool] = lambda: True
     ) -> None:
-        """`record` is what `claim` has put into the store. Replicas that lack the `key` are not seen. While it may not
-        serve, as its folder's lease has run out, the replica does not say that it is there.
+        """`record` is what `claim` has written to the store. Replicas without the `key` are ignored. While `may_serve`
+        is false, as the folder's lease has run out, this replica does not announce itself.
         """
         self.name = me.name
         self.members: Mapping[str, Member] = MappingProxyType({})
-        """Those that are there, by name, this one among them. While the store is away: as it was last."""
+        """Replicas that are present, by name, this one among them. While the store is away, those that were there last.
+        """
         self.known: frozenset[str] = frozenset({me.name})
-        """All that may have sessions, there or not."""
+        """Names of all replicas that may have sessions, present or not."""
         self.is_away = False
         """Whether the store does not answer."""
         self.is_lost = False
-        """Whether the name belongs to another start or journal: this process must end."""
+        """Whether the name belongs to another start or journal now: this process must end."""
         self.held: Callable[[], Iterable[str]] = lambda: ()
-        """Keys of all that is here and that ids do not tell: the store must know them, whatever it loses."""
+        """Yields the keys of all sessions here that the store must know. It gets them again if it loses its data."""
         self._store = store
         self._me = proven(me, key)
         self._key = key
@@ -102,12 +96,12 @@ class Membership:
         self._lacks_places = asyncio.Event()
         self._recording = asyncio.Lock()
         self._sure_at = boot_time()
-        """When nobody else could have the name, at the last look that has an answer."""
+        """The last time at which it was certain that nobody else has the name."""
         self._back_at = -LEASE_S
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        """Be there from now on."""
+        """Join the cluster."""
         self._sure_at = boot_time()
         self._tasks = [asyncio.create_task(self._for_ever(step)) for step in (self._keep, self._follow, self._tend)]
         with suppress(TimeoutError):  # a store that is away is no reason not to serve
@@ -116,10 +110,8 @@ class Membership:
                     await self.changed()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Be gone."""
+    async def __aexit__(self, *_: object) -> None:
+        """Leave the cluster."""
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
@@ -128,8 +120,8 @@ class Membership:
 
     @classmethod
     def join(cls, settings: Settings, journal: Journal, moves: int, key: ClusterKey) -> Self:
-        """Claim the name of the settings for the journal, which is loaded and not started, and has seen so many changes
-        of homes. Call outside of an event loop. Raises what `claim` and `open_store` raise.
+        """Claim the settings' name for the journal, which is loaded and not started. `moves` is how many changes of
+        homes it has seen. Call this outside of an event loop. Raises what `claim` and `open_store` raise.
         """
         assert settings.cluster is not None
         assert settings.replica is not None
@@ -149,12 +141,11 @@ class Membership:
         journal.count_start()
         me = Member(name=name, url=settings.url, journal=mine.uuid, place=place, role=settings.role)
         lease = journal.lease
-        may_serve = (lambda: True) if lease is None else (lambda: lease.holds)
-        return cls(open_store(address), me, record, key, may_serve=may_serve)
+        return cls(open_store(address), me, record, key, lambda: lease is None or lease.holds)
 
     async def end(self, start: int | None) -> None:
-        """Say that the server has ended in order, when its journal is closed with the number `start`; None: it is not.
-        Then close the store. If nothing can be said, the next start needs the same file.
+        """Record that the server has ended in order, and close the store. `start` is the number with which its journal
+        was closed; None if it was not. If that cannot be recorded, the next start needs the same file.
         """
         with suppress(DirectoryAway):
             if start is not None and not self.is_lost:
@@ -162,14 +153,14 @@ class Membership:
         await self._store.close()
 
     def say(self, *, ready: bool, left: bool, load: Load | None) -> None:
-        """What the replica says of itself from now on. A load goes out at most once a second, the others at once."""
+        """Announce this from now on. A load goes out once a second at most, the others at once."""
         before, self._me = self._me, replace(self._me, ready=ready, left=left, load=load)
         if (ready, left) != (before.ready, before.left):
             self._news.set()
 
     def require(self) -> None:
-        """Raise `Fenced` if the name may be another server's: the process has slept for too long to know, or has lost
-        it. A store that is away is no reason: no other server can take the name meanwhile.
+        """Raise `Fenced` if another server may have the name: it is lost, or the process has slept for too long to
+        know. Not if the store is away: no server can claim the name meanwhile.
         """
         if not self.holds:
             why = "another one has its name" if self.is_lost else "it has slept for too long to know"
@@ -177,26 +168,24 @@ class Membership:
 
     @property
     def holds(self) -> bool:
-        """Whether the server may answer for its sessions now, as far as the cluster is asked."""
+        """Whether the cluster lets this server serve its sessions now."""
         return not self.is_lost and boot_time() - self._sure_at < FENCE_S
 
     async def changed(self) -> None:
-        """Return when another replica says something, comes or goes, or the store does."""
+        """Return when a replica comes, goes or announces something, or when the store comes or goes."""
         await self._changed.wait()
 
     async def find(self, key: str) -> str | None:
-        """The replica of that key; None: unknown. Raises `DirectoryAway`, as all of these."""
+        """The replica of that key; None if there is none. Raises `DirectoryAway`, as do all methods below."""
         found = await self._read(key)
         if found is not None and found[1] < _day():
             await self._store.swap(f"{PLACE}{key}", f"{found[0]} {found[1]}", f"{found[0]} {_day()}")
         return None if found is None else found[0]
 
-    async def bind(self, key: str, replica: str) -> str:
-        """The replica of that key: `replica` if there was none before."""
-        return await self.swap(key, None, replica)
-
     async def swap(self, key: str, old: str | None, new: str) -> str:
-        """Have the key at `new` if it is at `old` now, or unknown. Returns where it is then."""
+        """Set the key to `new` if it is `old` now, or not set. Returns its value then: of several that do so at once,
+        one wins.
+        """
         before = None
         while not await self._store.swap(f"{PLACE}{key}", before, f"{new} {_day()}"):
             found = await self._read(key)
@@ -206,7 +195,7 @@ class Membership:
         return new
 
     async def put(self, key: str, replica: str) -> None:
-        """Have that replica for the key from now on."""
+        """Set the replica of a key."""
         await self._store.write(f"{PLACE}{key}", f"{replica} {_day()}")
 
     async def _read(self, key: str) -> tuple[str, int] | None:
@@ -214,13 +203,13 @@ class Membership:
         return None if text is None else _place(text)
 
     async def note_moves(self, seq: int) -> None:
-        """Note how many changes of homes the journal has seen, once that is flushed and before a session leaves: an
-        older copy of the folder is refused from now on. Raises `DirectoryAway`: then no session may leave.
+        """Record how many changes of homes the journal has seen, so that older copies of the folder are refused. Called
+        when a session's departure is flushed, before it leaves. Raises `DirectoryAway`: then it may not leave.
         """
         await self._note(moves=seq)
 
     async def bury(self, journal: str) -> None:
-        """Have no server start with that journal, ever again. Raises `WrongState` if one that lives has it, and
+        """Forbid all servers to start with that journal. Raises `WrongState` if a living one has it, and
         `DirectoryAway`.
         """
         roster = await Roster.read(self._store)
@@ -268,7 +257,7 @@ class Membership:
             await asyncio.sleep(LOOK_S)
 
     async def _keep(self) -> None:
-        """Renew the lease, and say what there is to say."""
+        """Renew the lease, with the latest announcement."""
         self._news.clear()
         began = boot_time()
         try:
@@ -290,17 +279,17 @@ class Membership:
             await self._look()  # another server may have had the name meanwhile
 
     async def _follow(self) -> None:
-        """Look at the others whenever anything changes."""
+        """Read the roster whenever anything in it changes."""
         async with aclosing(self._store.watch(FLEET, LONGEST_LOOK_S)) as looks:
             async for _ in looks:
                 await self._look()
                 await asyncio.sleep(LOOK_S)
 
     async def _tend(self) -> None:
-        """Each day, or when the store has lost all: have it know what is here, and forget what nobody has used."""
+        """Each day, and when the store has lost its data: write the keys of sessions here, and remove unused ones."""
         self._lacks_places.clear()
         for key in list(self.held()):
-            if (other := await self.bind(key, self.name)) != self.name:
+            if (other := await self.swap(key, None, self.name)) != self.name:
                 logger.error("a name of a session here is bound to %s", other)
         after, last = PLACE, _day() - FORGET_DAYS
         while page := await self._store.read_all(PLACE, after, PAGE):
@@ -341,7 +330,7 @@ class Membership:
             self._tell()
 
     def _proven(self, roster: Roster) -> dict[str, Member]:
-        """Its members that have the cluster's key."""
+        """The members that have the cluster's key."""
         found = {
             name: each for name, each in roster.members.items() if each.name == name and is_proven(each, self._key)
         }
@@ -352,7 +341,7 @@ class Membership:
         return found
 
     async def _record_anew(self) -> None:
-        """Write what a store that has lost everything must know of this replica."""
+        """Write this replica's record to a store that has lost its data."""
         async with self._recording:
             self._text = encode(self._record)
             if not await self._store.swap(f"{JOURNAL}{self.name}", None, self._text):

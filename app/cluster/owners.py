@@ -1,4 +1,6 @@
-"""Who has what a request is about: told by its id, by the cluster's store, by the replica that had it, or by all."""
+"""Finds the replica that has what a request is about: from its id, from the store, from its former home, or by asking
+all.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,14 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 from urllib.parse import quote
 
 import orjson
 from starlette.types import Scope
 
 from app.cluster.fleet import Fleet, Replica, State
-from app.cluster.hop import Answer, Hops
+from app.cluster.hop import Hops, moved_to, not_done
 from app.cluster.membership import Membership, name_key, response_key, session_key
 from app.cluster.targets import CONVERSATIONS, RESPONSES, SESSIONS
 from app.domain.errors import DirectoryAway, ReplicaAway
@@ -29,29 +32,16 @@ from app.sessions.table import SessionTable
 logger = logging.getLogger(__name__)
 
 REMEMBERED = 100_000
-"""Places that are known without asking the store."""
+"""How many places are remembered without asking the store."""
 PATIENCE_S = 3.0
 """How long a replica may take to say whether it has something."""
 AT_ONCE = 16
 """Questions to all replicas at the same time: each costs every replica a request."""
 NOBODY_S = 1.0
-"""How long it is remembered that no replica has something: clients retry."""
+"""How long it is remembered that no replica has something, as clients retry."""
 KEYS = (b"authorization", b"x-api-key")
 DEFINITE = frozenset({200, 401, 403, 404, 421})
-"""Statuses of answers by which a replica has it, or has not. Others, such as 429, leave that open."""
-
-
-class Here:
-    """What this server has itself."""
-
-    def __init__(self, sessions: SessionTable, bound: BoundSessions, responses: ResponseStore) -> None:
-        self.has_session: Callable[[str], bool] = lambda session_id: sessions.has(SessionId(session_id))
-        """Also one that is about to leave."""
-        self.has_response: Callable[[str], bool] = responses.has
-        """Also one that is being generated, or a conversation."""
-        self.has_name: Callable[[str | None, str], bool] = bound.has
-        """Whether a session here has that name, or is on its way here."""
-
+"""Statuses that tell whether a replica has it. Others, such as 429, leave that open."""
 
 Seek = Callable[[], Awaitable[Replica | None]]
 
@@ -70,18 +60,17 @@ class Owner:
     """Whether it is a name that a client chose. If no replica has it, a new session gets the name."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """The replica that has it. `is_sure`: every replica has answered. Those that are `silent` have not."""
-
+class _Found(NamedTuple):
     replica: Replica | None
+    """The one that has it."""
     is_sure: bool
-    silent: tuple[str, ...] = ()
+    """Whether every replica has answered."""
+    silent: list[str]
+    """Those that have not."""
 
 
 Question = tuple[bytes, tuple[bytes, ...]]
-"""What is asked for, and the keys of the client that wants it: replicas answer each client for itself."""
-HasIt = Callable[[Answer, bytes], bool]
+"""The path that is asked for, and the client's keys, as the answer depends on the client."""
 
 
 class Owners:
@@ -92,59 +81,54 @@ class Owners:
     may have handed the session on before.
     """
 
-    def __init__(self, fleet: Fleet, names: Membership, hops: Hops, here: Here) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        names: Membership,
+        hops: Hops,
+        sessions: SessionTable,
+        bound: BoundSessions,
+        responses: ResponseStore,
+    ) -> None:
+        """`sessions`, `bound` and `responses` are this server's own, those on their way to or from it included."""
         self._fleet = fleet
         self._names = names
         self._hops = hops
-        self._here = here
+        self._sessions = sessions
+        self._bound = bound
+        self._responses = responses
         self._known: OrderedDict[str, str] = OrderedDict()
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._asking: dict[Question, asyncio.Task[_Found]] = {}
         self._nobody: dict[Question, tuple[float, _Found]] = {}
-        """Questions without a finder, and until when that holds, the oldest first."""
-
-    @property
-    def _own(self) -> Owner:
-        """This server, for what is here, or nowhere: it says so itself."""
-        return Owner(self._fleet.own)
+        """Questions to which no replica said yes, and until when that holds, the oldest first."""
 
     @property
     def known(self) -> set[str]:
         """The names of all replicas that may have sessions, this one too, whether they are there or not."""
         return {*self._names.known, *(each.name for each in self._fleet.answering), self._fleet.here}
 
-    def has_response(self, response_id: str) -> bool:
-        """Whether the response or conversation is here."""
-        return self._here.has_response(response_id)
-
     async def of_session(self, session_id: str, scope: Scope) -> Owner:
         """The replica that has the session, for the client whose request has that `scope`. Raises `ReplicaAway`."""
-        if self._here.has_session(session_id):
-            return Owner(self._own.replica, session_key(session_id))
-        path = f"{SESSIONS}/{quote(session_id, safe='')}".encode()
-        seek = partial(self._seek, path, scope, _is_there)
-        return await self._of_id(session_key(session_id), home_of(session_id), seek)
+        is_here, path = self._sessions.has(SessionId(session_id)), f"{SESSIONS}/{quote(session_id, safe='')}"
+        return await self._of_id(session_key(session_id), home_of(session_id), is_here, path.encode(), scope)
 
     async def of_response(self, response_id: str, scope: Scope) -> Owner:
         """The replica that has the response or conversation. Raises `ReplicaAway`."""
-        if self.has_response(response_id):
-            return Owner(self._own.replica, response_key(response_id))
-        seek = partial(self._seek, path_of(response_id), scope, _is_there)
-        return await self._of_id(response_key(response_id), home_of_response(response_id), seek)
+        is_here, home = self._responses.has(response_id), home_of_response(response_id)
+        return await self._of_id(response_key(response_id), home, is_here, path_of(response_id), scope)
 
     async def of_name(self, owner: str | None, name: str, scope: Scope) -> Owner:
-        """The replica with the session of that name or id. A new one is placed by room, and so is one whose replica is
-        gone for good, if no replica has it. Raises `ReplicaAway` and `DirectoryAway`.
+        """The replica that has the session with that name or id. A new name is placed where there is room. So is one
+        whose replica is gone for good, if no other has it. Raises `ReplicaAway` and `DirectoryAway`.
         """
-        if home_of(name) is not None:
-            if self._here.has_name(owner, name):
-                return self._own
+        is_id = home_of(name) is not None
+        if self._bound.has(owner, name):
+            return Owner(self._fleet.own, None if is_id else name_key(owner, name))
+        if is_id:
             return await self.of_session(name, scope)
-        key = name_key(owner, name)
-        if self._here.has_name(owner, name):
-            return Owner(self._own.replica, key)
         path = f"{SESSIONS}?limit=1&name={quote(name, safe='')}".encode()
-        return await self._of_bound(key, partial(self._seek, path, scope, _has_any))
+        return await self._of_bound(name_key(owner, name), partial(self._seek, path, scope))
 
     async def of_files(self, owner: str | None) -> Owner:
         """The replica that keeps the owner's files and batches: all of them are at one. Raises `ReplicaAway` and
@@ -153,11 +137,9 @@ class Owners:
         return await self._of_bound(f"files {owner or ''}", None)
 
     async def replaced(self, owner: Owner) -> Owner:
-        """Another replica for what is new, as the first one takes nothing. Raises `ReplicaAway` and `DirectoryAway`."""
+        """Another replica for something new, as the first takes nothing. Raises `ReplicaAway` and `DirectoryAway`."""
         but = owner.replica.name
-        if owner.key is None:
-            return Owner(self._fleet.place(but))
-        return await self._rebound(owner.key, but, but)
+        return Owner(self._fleet.place(but)) if owner.key is None else await self._rebound(owner.key, but, but)
 
     async def moved(self, key: str, replica: str) -> None:
         """Note that a replica has said where something is."""
@@ -168,7 +150,7 @@ class Owners:
             logger.warning("%s; what has moved is known here alone", error.message)
 
     async def _of_bound(self, key: str, seek: Seek | None) -> Owner:
-        """The replica of a key that the store knows, or from now on."""
+        """The replica that the store has for a key, or that is chosen now."""
         try:
             known = self._recall(key) or await self._names.find(key)
         except DirectoryAway:  # a session that is there goes on all the same
@@ -178,10 +160,7 @@ class Owners:
                     return Owner(found, key, seek=seek, is_name=True)
             raise
         if known is None:
-            placed = self._fleet.place().name
-            known = await self._names.bind(key, placed)
-            self._remember(key, known)
-            return Owner(self._fleet.reachable(known), key, is_new=known == placed)
+            return await self._rebound(key, None)
         self._remember(key, known)
         replica = self._fleet.find(known)
         if replica is not None and replica.state is not State.AWAY:
@@ -193,18 +172,20 @@ class Owners:
             return await self._rebound(key, known)
         return Owner(self._fleet.reachable(known), key)  # raises
 
-    async def _rebound(self, key: str, old: str, but: str | None = None) -> Owner:
-        """Of all who look for another replica at the same time, one chooses it."""
+    async def _rebound(self, key: str, old: str | None, but: str | None = None) -> Owner:
+        """Choose a replica for the key. Of several that do so at the same time, one wins."""
         placed = self._fleet.place(but).name
         found = await self._names.swap(key, old, placed)
         self._remember(key, found)
         return Owner(self._fleet.reachable(found), key, is_new=found == placed)
 
-    async def _of_id(self, key: str, home: str | None, seek: Seek) -> Owner:
+    async def _of_id(self, key: str, home: str | None, is_here: bool, path: bytes, scope: Scope) -> Owner:
         known = self._recall(key) or home
-        replica = self._fleet.find(known)
+        if is_here:
+            return Owner(self._fleet.own, key)
         if known is None:
-            return self._own  # no replica makes such ids: this one says whether the caller may ask, and that it is not
+            return Owner(self._fleet.own)  # no replica makes such ids: this one says whether the caller may ask
+        replica, seek = self._fleet.find(known), partial(self._seek, path, scope)
         if replica is not None and replica.state is not State.AWAY:
             return Owner(replica, key, seek=seek)
         try:
@@ -219,11 +200,11 @@ class Owners:
             return Owner(found, key, seek=seek)
         if known in self._names.known:
             return Owner(self._fleet.reachable(known), key)  # raises
-        return self._own
+        return Owner(self._fleet.own)
 
     # Questions to all replicas, for what one has handed on before it went away.
 
-    async def _seek(self, path: bytes, scope: Scope, has_it: HasIt) -> Replica | None:
+    async def _seek(self, path: bytes, scope: Scope) -> Replica | None:
         """The replica that has it; None: no replica does. Raises `ReplicaAway` if one did not answer that may."""
         question = path, tuple(value for name, value in scope["headers"] if name in KEYS)
         now = time.monotonic()
@@ -234,7 +215,7 @@ class Owners:
         else:
             asking = self._asking.get(question)
             if asking is None:
-                asking = self._asking[question] = asyncio.create_task(self._ask_all(question[0], scope, has_it))
+                asking = self._asking[question] = asyncio.create_task(self._ask_all(path, scope))
                 asking.add_done_callback(lambda task: self._note(question, task))
             found = await asyncio.shield(asking)
         if found.replica is None and not found.is_sure:
@@ -242,23 +223,26 @@ class Owners:
             raise ReplicaAway(f"{who} may have it, and does not answer: try again")
         return found.replica
 
-    async def _ask_all(self, path: bytes, scope: Scope, has_it: HasIt) -> _Found:
-        asked = self._fleet.answering
+    async def _ask_all(self, path: bytes, scope: Scope) -> _Found:
+        asked = [self._hops.get(each, scope, path, PATIENCE_S) for each in self._fleet.answering]
         async with self._at_once:
-            gathered = await asyncio.gather(
-                *(self._hops.get(each, scope, path, PATIENCE_S) for each in asked), return_exceptions=True
-            )
+            gathered = await asyncio.gather(*asked, return_exceptions=True)
         told = [each for each in gathered if not isinstance(each, BaseException)]
-        has = [answer.replica for answer, content in told if has_it(answer, content) or answer.not_done == "moving"]
-        left = {answer.replica: self._fleet.find(answer.moved_to) for answer, _ in told if answer.moved_to}
+        has = [
+            answer.replica
+            for answer, content in told
+            if not_done(answer.headers) == "moving"
+            or (answer.status == 200 and orjson.loads(content).get("data") != [])  # a list of those with the name
+        ]
+        homes = {answer.replica: moved_to(answer.headers) for answer, _ in told}
+        left = {replica: self._fleet.find(home) for replica, home in homes.items() if home is not None}
         last = [home for home in left.values() if home is not None and home not in left]  # not handed on since
-        answered = {answer.replica for answer, _ in told}
         silent = set(self._names.known) - {answer.replica.name for answer, _ in told if answer.status in DEFINITE}
         is_told = not silent and all(answer.status in DEFINITE for answer, _ in told)
         if not is_told:  # one that lacks it may have forgotten to whom it has handed it on
-            last = [home for home in last if home.state is not State.AWAY and home not in answered]
+            last = [home for home in last if home.state is not State.AWAY and home not in homes]
         found = next(iter([*has, *last]), None)
-        return _Found(found, is_told and (not left or None in left.values()), tuple(sorted(silent)))
+        return _Found(found, is_told and (not left or None in left.values()), sorted(silent))
 
     def _note(self, question: Question, task: asyncio.Task[_Found]) -> None:
         del self._asking[question]
@@ -281,13 +265,3 @@ def path_of(response_id: str) -> bytes:
     """Of the response or conversation."""
     kind = CONVERSATIONS if response_id.startswith("conv_") else RESPONSES
     return f"{kind}/{quote(response_id, safe='')}".encode()
-
-
-def _is_there(answer: Answer, _content: bytes) -> bool:
-    """Whether the replica has shown it."""
-    return answer.status == 200
-
-
-def _has_any(answer: Answer, content: bytes) -> bool:
-    """Whether the replica's list has something."""
-    return answer.status == 200 and bool(orjson.loads(content)["data"])

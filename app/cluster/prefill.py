@@ -1,7 +1,7 @@
-"""Prompts that one server of a cluster computes for another, so that sessions which decode there do not notice them.
+"""Prompts that one server of a cluster computes for another, so that they do not delay the sessions that decode there.
 
-A server whose role is `decode` offers its long prompts to one whose role is `prefill`. No turn fails for it: what does
-not come is computed at home.
+A server with the role `decode` offers its long prompts to one with the role `prefill`. No turn fails because of that:
+whatever does not arrive is computed at home.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 
 from app.cluster.fleet import Fleet, Replica
-from app.cluster.key import ClusterKey
 from app.cluster.moves.calls import PeerCalls, give
 from app.cluster.moves.doors import Offered, Way, read_message
 from app.cluster.moves.wire import PREFIX, Model
@@ -31,24 +30,19 @@ from app.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 3
-"""Of a prompt that is offered. One more whenever anything in it changes its meaning."""
+FORMAT = 4
+"""The version of `PromptOffer`, raised whenever the meaning of anything in it changes."""
 PROMPT = f"{PREFIX}prompt"
 DECODE, PREFILL = "decode", "prefill"
 OFFER_S = 2.0
 """How long another server may take to say whether it computes a prompt: the turn waits for that too."""
 SHUNNED_S = 1.0
-"""How long a server that did not take one is asked for none."""
+"""How long a server that has refused a prompt is not asked again."""
 AT_ONCE = 16
-"""Prompts that wait or are computed: a replica that asks for one more computes it itself, which is faster."""
+"""How many prompts may wait or be computed here. A further one is computed at its home, which is faster."""
 NO_TOKENS = StopRule(0)
-
-
-class Form(msgspec.Struct, frozen=True):
-    """What both servers must have alike."""
-
-    model: Model
-    block_size: int
+GO = b"g"
+"""What the home sends when it has taken the connection from its HTTP client. Nothing comes to it before."""
 
 
 class PromptOffer(msgspec.Struct, frozen=True):
@@ -57,7 +51,8 @@ class PromptOffer(msgspec.Struct, frozen=True):
     format: int
     source: str
     """The server that asks."""
-    form: Form
+    model: Model
+    block_size: int
     tenant: str
     namespace: str | None
     """Of the session, if it is not the tenant's: only then may others find what has been computed for it."""
@@ -68,16 +63,17 @@ class PromptOffer(msgspec.Struct, frozen=True):
 
 
 class Prefill:
-    """Asks for prompts, or computes them, or does neither, as the server's role has it. Used on the event loop only."""
+    """Asks for prompts, computes them, or does neither, depending on the server's role. Used on the event loop only."""
 
-    def __init__(self, registry: SessionRegistry, fleet: Fleet, key: ClusterKey, settings: Settings) -> None:
+    def __init__(self, registry: SessionRegistry, fleet: Fleet, calls: PeerCalls, settings: Settings) -> None:
         self._registry = registry
         self._metrics = registry.metrics.prompts
         self._fleet = fleet
         self._role = settings.role
         self._least = settings.prefill_apart_tokens
-        self._form = Form(Model.of(registry.executor.engine.info), settings.block_size)
-        self._calls = PeerCalls(key)
+        self._model = Model.of(registry.executor.engine.info)
+        self._block_size = settings.block_size
+        self._calls = calls
         self._serving = 0
         """Prompts that wait or are computed here."""
         self._under_way = set[asyncio.Task[None]]()
@@ -96,7 +92,6 @@ class Prefill:
             task.cancel()
         if self._under_way:
             await asyncio.wait(self._under_way)
-        await self._calls.close()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -111,7 +106,7 @@ class Prefill:
 
     def _best(self) -> Replica | None:
         """The server with the fewest turns of those that compute prompts."""
-        found = [each for each in self._fleet.ready if each.load and each.role == PREFILL]
+        found = [each for each in self._fleet.ready if each.load and each.seen.role == PREFILL]
         return min(found, key=lambda each: each.load.turns + each.placed if each.load else 0, default=None)
 
     def _lacking(self, session: Session, notice: Lacking) -> None:
@@ -140,7 +135,9 @@ class Prefill:
         self._metrics.asked(whole=received.error is None, tokens=received.tokens)
 
     async def _offer(self, session: Session, notice: Lacking) -> socket.socket:
-        """The connection on which the prompt will come. Raises `DjinnError`, `TimeoutError`, `OSError`."""
+        """Offer the prompt. Returns the connection on which its KV will come. Raises `DjinnError`, `TimeoutError`,
+        `OSError`.
+        """
         replica, turn = self._best(), session.turn
         if replica is None:
             raise PeerAway("no server that computes prompts is there any more")
@@ -149,7 +146,8 @@ class Prefill:
         offer = PromptOffer(
             format=FORMAT,
             source=self._fleet.here,
-            form=self._form,
+            model=self._model,
+            block_size=self._block_size,
             tenant=session.owner or "",
             namespace=session.namespace,
             token_ids=session.history[: session.prompt_tokens].tobytes(),
@@ -162,6 +160,7 @@ class Prefill:
         except (PeerAway, TimeoutError):
             replica.shun(SHUNNED_S)
             raise
+        connection.send(GO)
         return connection
 
     # Prompts that this server computes for others.
@@ -172,7 +171,7 @@ class Prefill:
         executor = self._registry.executor
         if self._role != PREFILL:
             raise PeerMismatch("this server computes no prompts for others: its role is not prefill")
-        if (offer.format, offer.form) != (FORMAT, self._form):
+        if (offer.format, offer.model, offer.block_size) != (FORMAT, self._model, self._block_size):
             raise PeerMismatch("the prompt is for another version, model or size of blocks than this server has")
         if self._serving >= AT_ONCE:
             raise PeerFull(f"{AT_ONCE} prompts wait here")
@@ -190,6 +189,7 @@ class Prefill:
     async def _serve(self, offer: PromptOffer, connection: socket.socket) -> None:
         session, executor = new_session_id(self._fleet.here), self._registry.executor
         try:
+            await _go(connection)
             sent = await self._send(session, offer, give(executor, connection))
             self._metrics.served(sent.computed_tokens)
         except (DjinnError, OSError) as error:
@@ -204,11 +204,21 @@ class Prefill:
         Raises `DjinnError`.
         """
         executor, tokens = self._registry.executor, array("I", offer.token_ids)
-        opening = partial(Open, session=session, tenant=offer.tenant, namespace=offer.namespace)
-        executor.post(opening)
+        executor.post(partial(Open, session=session, tenant=offer.tenant, namespace=offer.namespace))
         greedy = SamplingParams(seed=0, temperature=0)
         turn = partial(Submit, session=session, token_ids=tuple(tokens[:-1]), sampling=greedy, stop=NO_TOKENS)
         executor.start_turn(turn, lambda event: None)
-        sending = partial(SendPrompt, session=session, connection=number, first=offer.first)
-        sent: SentKV = await executor.call(sending)
+        sent: SentKV = await executor.call(partial(SendPrompt, session=session, connection=number, first=offer.first))
         return sent
+
+
+async def _go(connection: socket.socket) -> None:
+    """Wait until the other server has the connection. Raises `OSError`, and closes it."""
+    try:
+        connection.setblocking(False)
+        async with asyncio.timeout(OFFER_S):
+            if await asyncio.get_running_loop().sock_recv(connection, 1) != GO:
+                raise ConnectionError("the other server has gone")
+    except BaseException:
+        connection.close()
+        raise

@@ -13,9 +13,10 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from websockets.frames import CloseCode
 
 from app.cluster.fleet import Replica
-from app.cluster.hop import CONNECT_S, HOP_HEADER, Headers, Hops, end_to_end, forwarded, moved_to, target_bytes
+from app.cluster.hop import HOP_HEADER, Hops, end_to_end, forwarded, moved_to, target_bytes
 from app.cluster.owners import Owner, Owners, path_of
 from app.cluster.targets import RESPONSES, previous_response
+from app.cluster.wires import CONNECT_S, Headers
 from app.domain.errors import DjinnError, ReplicaAway, ReplicaLost, ReplicaMoving
 from app.web.middleware import SESSION_HEADER, TOKEN_HEADER
 
@@ -23,8 +24,10 @@ PING_S = 5.0
 """Between two pings, and how long the answer to one may take."""
 ANSWER_S = 10.0
 """How long a replica may take for its handshake."""
-HANDSHAKE = (b"host", b"sec-websocket-key", b"sec-websocket-version", b"sec-websocket-extensions")
-"""Headers of the client's handshake. The next one has its own."""
+NOT_PASSED = frozenset(
+    b"host sec-websocket-key sec-websocket-version sec-websocket-extensions sec-websocket-protocol".split()
+)
+"""Headers of the client's handshake that the next handshake makes itself."""
 NAMES = (SESSION_HEADER.lower().encode(), TOKEN_HEADER.encode())
 
 
@@ -39,35 +42,81 @@ class Sockets:
         self._hops = hops
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection until either side ends it. Raises `DjinnError` before the handshake is answered."""
+        """Serve one connection until either side ends it. Raises `DjinnError` before the handshake is answered.
+
+        One whose headers name nothing is accepted at once: a client that comes back names its last response in its
+        first message, and that has an owner.
+        """
         if scope["path"] != RESPONSES:
             await self._app(scope, receive, send)
             return
-        if not any(name in NAMES for name, _ in scope["headers"]):
-            await self._serve_by_first_message(scope, receive, send)
-            return
-        owner = await self._named(scope)
-        replica, began = owner.replica, await receive()
-        if replica.name == self._hops.fleet.here:
-            moved = await self._serve_here(scope, _behind([began], receive), send)
-        else:
-            try:
-                connection = await self._connect(replica, scope)
-            except InvalidStatus as refused:
-                moved = moved_to(end_to_end(_raw(refused)))
+        before, is_open = [await receive()], not any(name in NAMES for name, _ in scope["headers"])
+        try:
+            if is_open:
+                await send({"type": "websocket.accept"})
+                before.append(await receive())
+            owner = await (self._owner_by(before[1], scope) if is_open else self._named(scope))
+            await self._serve_at(owner, scope, before, receive, send)
+        except DjinnError as error:
+            if not is_open:
+                raise
+            await _close(send, CloseCode.TRY_AGAIN_LATER, error.message)
+
+    async def _owner_by(self, first: Message, scope: Scope) -> Owner:
+        """The owner that a connection's first message names. Raises `DjinnError`."""
+        content = _content(first) if first["type"] == "websocket.receive" else b""
+        previous = previous_response(content if isinstance(content, bytes) else content.encode())
+        if previous is None:
+            return await self._named(scope)
+        owner = await self._owners.of_response(previous, scope)
+        if owner.seek is None:  # it is here
+            return owner
+        # A first message can be sent to one replica alone: its former home says now whether it has moved on.
+        answer, _ = await self._hops.get(owner.replica, scope, path_of(previous), ANSWER_S)
+        return await self._moved(owner, moved_to(answer.headers)) or owner
+
+    async def _moved(self, owner: Owner, name: str | None) -> Owner | None:
+        """Where the session is now, if the replica of that name is known. Raises `ReplicaAway`."""
+        home = self._hops.fleet.find(name)
+        if home is None or owner.key is None:
+            return None
+        await self._owners.moved(owner.key, home.name)
+        return Owner(self._hops.fleet.reachable(home.name), owner.key)
+
+    async def _serve_at(self, owner: Owner, scope: Scope, before: list[Message], receive: Receive, send: Send) -> None:
+        """Serve it at that owner, or where the session has moved. `before` are messages that were received already: the
+        handshake, and the first message if the handshake was answered.
+        """
+        is_open = len(before) > 1
+
+        async def receive_again() -> Message:
+            return before.pop(0) if before else await receive()
+
+        for is_last in (False, True):
+            if owner.replica is self._hops.fleet.own:
+                moved = await self._serve_here(scope, receive_again, send, is_open=is_open)
                 if moved is None:
-                    await _deny(refused, send)
                     return
             else:
-                await send({"type": "websocket.accept", "subprotocol": connection.subprotocol})
-                await self._join(replica, connection, receive, send)
-                return
-        if moved is not None:
-            replica, connection = await self._followed(owner, moved, scope)
+                try:
+                    connection = await self._connect(owner.replica, scope)
+                    break
+                except InvalidStatus as refused:
+                    moved = moved_to(end_to_end(_raw(refused)))
+                    if moved is None and not is_open:
+                        await _deny(refused, send)
+                        return
+            next_owner = None if is_last else await self._moved(owner, moved)
+            if next_owner is None:
+                raise ReplicaMoving("the session moves on, or is refused there: connect again")
+            owner = next_owner
+        if not is_open:
             await send({"type": "websocket.accept", "subprotocol": connection.subprotocol})
-            await self._join(replica, connection, receive, send)
+        if before and before[0]["type"] == "websocket.connect":
+            del before[0]
+        await self._join(owner.replica, connection, receive_again, send)
 
-    async def _serve_here(self, scope: Scope, receive: Receive, send: Send) -> str | None:
+    async def _serve_here(self, scope: Scope, receive: Receive, send: Send, *, is_open: bool) -> str | None:
         """Serve it at this replica. If the session has moved, nothing is sent: returns where it is."""
         moved: str | None = None
 
@@ -75,138 +124,52 @@ class Sockets:
             nonlocal moved
             if message["type"] == "websocket.http.response.start":
                 moved = moved_to(message["headers"])
-            if moved is None:
+            if moved is None and not (is_open and message["type"] == "websocket.accept"):
                 await send(message)
 
         await self._app(scope, receive, send_own)
         return moved
 
-    async def _followed(self, owner: Owner, moved: str, scope: Scope) -> tuple[Replica, ClientConnection]:
-        """Where the session is now, and a connection there."""
-        home = self._hops.fleet.find(moved)
-        if home is None or owner.key is None:
-            raise ReplicaMoving("the session has moved: connect again")
-        await self._owners.moved(owner.key, home.name)
-        try:
-            return home, await self._connect(self._hops.fleet.reachable(home.name), scope)
-        except InvalidStatus as refused:
-            raise ReplicaMoving("the session moves on: connect again") from refused
-
-    async def _serve_by_first_message(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a connection that says in its first message whom it is for: a client that comes back names its last
-        response there, and that has an owner.
-        """
-        before: list[Message] = [await receive()]
-        await send({"type": "websocket.accept"})
-        before.append(first := await receive())
-        try:
-            replica = await self._owner_of(first, scope)
-            if replica.name != self._hops.fleet.here:
-                connection = await self._connect(replica, scope)
-                await connection.send(_content(first))
-                await self._join(replica, connection, receive, send)
-                return
-        except InvalidStatus as refused:
-            message = f"replica {replica.name} refused the connection with status {refused.response.status_code}"
-            await _close(send, CloseCode.TRY_AGAIN_LATER, message)
-            return
-        except DjinnError as error:
-            await _close(send, CloseCode.TRY_AGAIN_LATER, error.message)
-            return
-
-        async def send_accepted(message: Message) -> None:
-            if message["type"] != "websocket.accept":
-                await send(message)
-
-        await self._app(scope, _behind(before, receive), send_accepted)
-
-    async def _owner_of(self, first: Message, scope: Scope) -> Replica:
-        """The replica that a connection with this first message is for. Raises `DjinnError`."""
-        content = _content(first) if first["type"] == "websocket.receive" else b""
-        previous = previous_response(content if isinstance(content, bytes) else content.encode())
-        if previous is None:
-            return (await self._named(scope)).replica
-        if self._owners.has_response(previous):
-            return self._hops.fleet.own
-        # A first message can be sent to one replica alone: its former home says now whether it has moved on.
-        owner = await self._owners.of_response(previous, scope)
-        answer, _ = await self._hops.get(owner.replica, scope, path_of(previous), ANSWER_S)
-        home = self._hops.fleet.find(answer.moved_to)
-        if home is None or owner.key is None:
-            return owner.replica
-        await self._owners.moved(owner.key, home.name)
-        return self._hops.fleet.reachable(home.name)
-
     async def _connect(self, replica: Replica, scope: Scope) -> ClientConnection:
         """Raises `ReplicaAway`, `ReplicaLost`, `InvalidStatus` with the answer of a replica that refuses."""
         host, port = replica.address
-        given = dict(scope["headers"]).get(b"host", f"{host}:{port}".encode())
-        headers = [each for each in forwarded(scope) if each[0] not in HANDSHAKE]
-        named = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
-        named += [("host", given.decode("latin-1")), (HOP_HEADER.decode(), self._hops.proof(replica.name).decode())]
-        named = [(name, value) for name, value in named if name != "sec-websocket-protocol"]
-        uri = f"ws://{given.decode('latin-1')}{target_bytes(scope).decode('latin-1')}"
-        connecting = connect(
-            uri,
-            host=host,
-            port=port,
-            additional_headers=[each for each in named if each[0] != "host"],
-            subprotocols=scope.get("subprotocols") or None,
-            compression=None,
-            user_agent_header=None,
-            open_timeout=CONNECT_S + ANSWER_S,
-            ping_interval=PING_S,
-            ping_timeout=PING_S,
-            close_timeout=CONNECT_S,
-            max_size=None,
-            proxy=None,
-        )
+        given = dict(scope["headers"]).get(b"host", f"{host}:{port}".encode()).decode("latin-1")
+        headers = [each for each in forwarded(scope) if each[0] not in NOT_PASSED]
+        headers.append((HOP_HEADER, self._hops.proof(replica.name)))
         try:
-            return await connecting
+            return await connect(
+                f"ws://{given}{target_bytes(scope).decode('latin-1')}",
+                host=host,
+                port=port,
+                additional_headers=[(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers],
+                subprotocols=scope.get("subprotocols") or None,
+                compression=None,
+                user_agent_header=None,
+                open_timeout=CONNECT_S + ANSWER_S,
+                ping_interval=PING_S,
+                ping_timeout=PING_S,
+                close_timeout=CONNECT_S,
+                max_size=None,
+                proxy=None,
+            )
         except InvalidStatus:
             raise
-        except (OSError, TimeoutError) as error:
+        except OSError as error:  # a timeout too
             raise ReplicaAway(f"replica {replica.name} at {replica.url} cannot be reached: try again") from error
         except InvalidHandshake as error:
             raise ReplicaLost(f"replica {replica.name} has not answered the handshake: {error}") from error
 
     async def _join(self, replica: Replica, connection: ClientConnection, receive: Receive, send: Send) -> None:
         """Pass messages both ways until one side ends. If the replica is lost, the client is told to come again."""
-        ways = [
-            asyncio.create_task(_pass_up(receive, connection)),
-            asyncio.create_task(self._pass_down(replica, connection, send)),
-        ]
+        ways = [asyncio.create_task(_pass_up(receive, connection)), asyncio.create_task(_pass_down(connection, send))]
         try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            with self._hops.cutting(replica, connection.transport.abort):
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in ways:
                 task.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
             connection.transport.abort()
-
-    async def _pass_down(self, replica: Replica, connection: ClientConnection, send: Send) -> None:
-        try:
-            async with self._hops.cut_if_lost(replica):
-                while True:
-                    message = await connection.recv()
-                    await send({"type": "websocket.send", "text" if isinstance(message, str) else "bytes": message})
-        except ConnectionClosed as closed:
-            said = closed.rcvd
-        except ReplicaLost:
-            said = None
-        if said is None:
-            await _close(send, CloseCode.TRY_AGAIN_LATER, f"replica {replica.name} went away")
-        else:
-            await _close(send, said.code, said.reason)
-
-
-def _behind(before: list[Message], receive: Receive) -> Receive:
-    """Receives messages that have been received already, and then the next ones."""
-
-    async def receive_again() -> Message:
-        return before.pop(0) if before else await receive()
-
-    return receive_again
 
 
 async def _pass_up(receive: Receive, connection: ClientConnection) -> None:
@@ -214,6 +177,19 @@ async def _pass_up(receive: Receive, connection: ClientConnection) -> None:
         while (message := await receive())["type"] == "websocket.receive":
             await connection.send(_content(message))
         await connection.close(_closable(message.get("code")))
+
+
+async def _pass_down(connection: ClientConnection, send: Send) -> None:
+    try:
+        while True:
+            message = await connection.recv()
+            await send({"type": "websocket.send", "text" if isinstance(message, str) else "bytes": message})
+    except ConnectionClosed as closed:
+        said = closed.rcvd
+    if said is None:
+        await _close(send, CloseCode.TRY_AGAIN_LATER, "the replica went away")
+    else:
+        await _close(send, said.code, said.reason)
 
 
 def _content(message: Message) -> str | bytes:
@@ -237,7 +213,7 @@ def _raw(refused: InvalidStatus) -> Headers:
 
 
 async def _deny(refused: InvalidStatus, send: Send) -> None:
-    """Answer with what the replica has said in place of a WebSocket."""
+    """Refuse the handshake with the replica's answer."""
     headers = [each for each in end_to_end(_raw(refused)) if each[0] != b"content-length"]
     await send({"type": "websocket.http.response.start", "status": refused.response.status_code, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": refused.response.body or b""})

@@ -13,71 +13,50 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from app.domain.errors import FieldOutOfRange
-
 FLEET, PLACE = "fleet/", "place/"
 MEMBER, JOURNAL, TOMB = f"{FLEET}member/", f"{FLEET}journal/", f"{FLEET}tombstone/"
 
 
 class Store(Protocol):
-    """One replica's view of it. Every method raises `DirectoryAway` if the store does not answer."""
+    """One replica's view of the store. Every method raises `DirectoryAway` if the store does not answer."""
 
-    @property
-    def shown(self) -> str:
-        """Its address, without a password."""
-        ...
+    shown: str
+    """Its address, without a password."""
 
     async def read(self, key: str) -> str | None:
         """The value; None: there is none."""
         ...
 
     async def read_all(self, prefix: str, after: str = "", most: int = 0) -> dict[str, str]:
-        """The values of all keys that begin so, as they are at one moment: in their order those after the key `after`,
-        `most` of them if that is not 0.
+        """The values of all keys with that prefix at one moment, ordered by key. Only those after the key `after`, and
+        at most `most`, if that is not 0.
         """
         ...
 
     async def write(self, key: str, value: str) -> None:
-        """Have that value from now on."""
+        """Set the value."""
         ...
 
     async def swap(self, key: str, before: str | None, after: str | None) -> bool:
-        """Have the value `after`, if it is `before` now (None, for both: there is none). Returns whether it was. If the
-        answer is lost, the caller cannot know.
+        """Replace the value `before` by `after`, where None stands for no value. Returns whether it was `before`. If
+        the answer is lost, the caller cannot know that.
         """
         ...
 
     async def lend(self, key: str, value: str, seconds: float) -> bool:
-        """Have that value for so many seconds from now on. Whether there was one of this view all the time since it was
-        lent first: False, and another replica may have seen none.
+        """Set the value for so many seconds. Returns whether this view has lent one without a gap since the first time:
+        if not, another replica may have seen none.
         """
         ...
 
     async def take_back(self, key: str) -> None:
-        """End what has been lent."""
+        """Remove the lent value."""
         ...
 
     def watch(self, prefix: str, within_s: float) -> AsyncGenerator[None, None]:
-        """Yields at once, then whenever a key that begins so may have changed, and after `within_s` seconds at the
-        latest.
-        """
+        """Yields at once, whenever a key with that prefix may have changed, and at least every `within_s` seconds."""
         ...
 
     async def close(self) -> None:
         """Close connections."""
         ...
-
-
-def open_store(text: str) -> Store:
-    """The store of `--cluster`. Raises `FieldOutOfRange` for an address that cannot be one."""
-    from app.cluster.etcd import SCHEMES, EtcdStore  # httpx takes a moment to import
-    from app.cluster.folder import FolderStore
-
-    scheme, _, rest = text.partition(":")
-    if scheme == "folder" and rest:
-        return FolderStore(rest)
-    if scheme in SCHEMES:
-        return EtcdStore(text)
-    raise FieldOutOfRange(
-        f"cluster: must be etcd://HOST:PORT, etcds://HOST:PORT or folder:PATH; got {text[:20]!r}", param="cluster"
-    )

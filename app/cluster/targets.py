@@ -1,11 +1,10 @@
-"""What a request is about: the part of the API that tells who must answer it, and what bodies of calls name."""
+"""Which replica a request is for, as far as its method, path and body tell."""
 
 from __future__ import annotations
 
 import codecs
 import enum
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -34,19 +33,18 @@ class About(enum.Enum):
     FILES = "files"
     """The replica that keeps the caller's files and batches."""
     EVERY = "every"
-    """Every replica, which must all agree: what is stored is for all sessions."""
+    """Every replica: what is stored must be the same at all."""
     GATHERED = "gathered"
-    """Every replica: the answer is made of all of theirs."""
+    """Every replica: their answers are merged."""
     HERE = "here"
     """The replica that is asked: each would answer alike, or only for itself."""
 
 
 OWNED = frozenset({About.SESSION, About.RESPONSE, About.CREATE_RESPONSE, About.CALL, About.FILES})
-"""What an owner may have to answer."""
+"""Requests that have an owner."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """Whom a request is for, and the id that its path names."""
 
     about: About
@@ -55,7 +53,7 @@ class Target:
 
 CALLS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
 TURNS = ("/generate", "/resume")
-"""What paths of sessions end with that ask for a turn."""
+"""How the paths of sessions end that ask for a turn."""
 GATHERED = frozenset({SESSIONS, MODELS, MEMORY, EVENTS, *UPLOADS})
 PATHS_WITH_IDS = ((SESSIONS, About.SESSION), (RESPONSES, About.RESPONSE), (CONVERSATIONS, About.RESPONSE))
 
@@ -89,7 +87,7 @@ def is_turn(method: str, path: str) -> bool:
 
 
 def previous_response(content: bytes) -> str | None:
-    """The response or conversation that a call goes on from. None also for a body that a replica will refuse."""
+    """The response or conversation that a call continues. None also for a body that a replica will refuse."""
     try:
         fields: Any = orjson.loads(content.removeprefix(codecs.BOM_UTF8))  # as replicas read it
     except orjson.JSONDecodeError:

@@ -1,127 +1,207 @@
-"""Connections of the HTTP client to other replicas, on asyncio alone: a hop is made for each request, and most of what
-it would cost otherwise are layers that are for other event loops.
+"""HTTP/1.1 to other replicas, by h11 on connections of asyncio, which are kept for the next requests.
+
+Every forwarded request and every part of its stream passes here, so there are no layers between. httpcore was tried:
+its pool looks at each open connection at each request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from http import HTTPStatus
 from typing import Any
 
-import httpcore
+import h11
 
+CONNECT_S = 1.0
+MOST_IDLE, IDLE_S = 256, 30.0
+"""Unused connections that are kept to each replica, and for how long: servers keep them longer."""
 HIGH_BYTES = 256 << 10
-"""Read and not taken yet: with more, nothing more is read."""
-UNSENT_BYTES = 64 << 10
-"""Written and not sent yet, at most."""
-READABLE = "is_readable"
-"""What the pool asks of a connection that nobody uses: whether its other end has closed it, or said something."""
+"""How much may be read and not taken yet. With more, reading pauses."""
+LONGEST_HEAD = 64 << 10
+
+Headers = list[tuple[bytes, bytes]]
 
 
-class Wires(httpcore.AsyncNetworkBackend):
-    """Makes them."""
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 (as the client calls it)
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        """A connection. Raises `httpcore.ConnectError`, `httpcore.ConnectTimeout`."""
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(timeout):
-                _, wire = await loop.create_connection(Wire, host, port)
-        except TimeoutError as error:
-            raise httpcore.ConnectTimeout(str(error)) from error
-        except OSError as error:
-            raise httpcore.ConnectError(str(error)) from error
-        return wire
+class WireLost(OSError):
+    """The connection has ended, or did not bring valid HTTP."""
 
 
-class Wire(asyncio.Protocol, httpcore.AsyncNetworkStream):
-    """One of them. Its timeouts are those of who waits."""
+class Wire(asyncio.Protocol):
+    """One connection to another replica. It has one request at a time."""
 
     def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
-        self._read, self._unsent = bytearray(), bytearray()
-        self._is_over = False
+        self.was_used = False
+        """Whether it has had a request before. Then the other end may close it just as the next one is sent."""
+        self.idle_since = 0.0
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=LONGEST_HEAD)
+        self._transport: asyncio.Transport
+        self._read = bytearray()
+        self._has_ended, self._why = False, ""
         self._news: asyncio.Future[None] | None = None
         """Waited for by a reader."""
         self._room = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is there."""
+        """Called when the connection is open."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._room.set()
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
-        """Keep what has come."""
+        """Called with what has arrived."""
         self._read += data
-        if len(self._read) > HIGH_BYTES and self._transport is not None:
+        if len(self._read) > HIGH_BYTES:
             self._transport.pause_reading()
         self._tell()
 
     def eof_received(self) -> None:
-        """The other end says nothing more."""
-        self._is_over = True
+        """Called when the other end sends nothing more."""
+        self._has_ended = True
         self._tell()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
-        self._is_over = True
+        """Called when the connection has ended."""
         self._room.set()
-        self._tell()
+        self.eof_received()
 
     def pause_writing(self) -> None:
-        """The other end must read first."""
+        """Called when the other end must read before more is written."""
         self._room.clear()
 
     def resume_writing(self) -> None:
-        """It has."""
+        """Called when the other end has read."""
         self._room.set()
+
+    def abort(self, why: str = "") -> None:
+        """End it at once: its reader gets `WireLost`."""
+        self._why = self._why or why or "it was closed"
+        self._transport.abort()
+        self._tell()
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nothing has arrived and nobody has closed it since its last request."""
+        return not (self._has_ended or self._why or self._read)
+
+    def restart(self, now: float) -> bool:
+        """Prepare for the next request. Returns False if the last exchange is not complete."""
+        if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE or not self.is_fresh:
+            return False
+        self._http.start_next_cycle()
+        self.was_used, self.idle_since = True, now
+        return True
+
+    async def ask(
+        self, method: bytes, target: bytes, headers: Headers, content: bytes | AsyncIterator[bytes]
+    ) -> tuple[int, Headers]:
+        """Send a request. Returns the status of its answer, which may be 101 (see `hand_over`), and the headers, with
+        names in small letters. Raises `WireLost`, and what `content` raises.
+        """
+        http, write = self._http, self._transport.write
+        head = http.send(h11.Request(method=method, target=target, headers=headers)) or b""
+        if isinstance(content, bytes):
+            body = (http.send(h11.Data(content)) or b"") if content else b""
+            write(head + body + (http.send(h11.EndOfMessage()) or b""))
+        else:
+            write(head)
+            async for part in content:
+                if not self.is_fresh:  # it has answered already, or is gone
+                    break
+                write(http.send(h11.Data(part)) or b"")
+                await self._room.wait()
+            else:
+                write(http.send(h11.EndOfMessage()) or b"")
+        while True:
+            event = self._next()
+            if event is h11.NEED_DATA:
+                await self._more()
+            elif isinstance(event, h11.Response) or event.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
+                return event.status_code, list(event.headers)
+
+    def hand_over(self) -> socket.socket:
+        """The socket, after an answer with status 101. Its new owner speaks with the other end from now on. Raises
+        `WireLost` if that has closed it, or has sent something already.
+        """
+        if self._has_ended or self._read or self._http.trailing_data[0]:
+            raise WireLost("it has closed the connection, or has not waited to be asked")
+        self._transport.pause_reading()
+        own: socket.socket = self._transport.get_extra_info("socket").dup()
+        self._transport.abort()  # closes its own descriptor alone
+        return own
+
+    async def part(self) -> tuple[bytes, bool]:
+        """The next part of the answer's body, all that has arrived, and whether it is the last. Raises `WireLost`."""
+        found = b""
+        while True:
+            event = self._next()
+            if isinstance(event, h11.Data):
+                found += event.data
+            elif event is not h11.NEED_DATA:
+                return found, True
+            elif found:
+                return found, False
+            else:
+                await self._more()
+
+    def _next(self) -> Any:
+        try:
+            event = self._http.next_event()
+        except h11.RemoteProtocolError as error:
+            raise WireLost(str(error)) from error
+        if isinstance(event, h11.ConnectionClosed) or event is h11.PAUSED:
+            raise WireLost("its answer was no HTTP")
+        return event
+
+    async def _more(self) -> None:
+        """Wait until something arrives, and give it to h11. At the end that is nothing, by which h11 knows it."""
+        while not (self._read or self._has_ended or self._why):
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+        if self._why:
+            raise WireLost(self._why)
+        found, self._read = bytes(self._read), bytearray()
+        self._http.receive_data(found)
+        if not self._has_ended:
+            self._transport.resume_reading()
 
     def _tell(self) -> None:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
-        """What has come, as soon as anything has; empty at the end."""
-        while not self._read and not self._is_over:
-            self._news = asyncio.get_running_loop().create_future()
-            await self._news
-        found, self._read = bytes(self._read), bytearray()
-        if self._transport is not None and not self._is_over:
-            self._transport.resume_reading()
-        return found
 
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        """Send it. Raises `httpcore.WriteError`."""
-        if self._transport is None or self._transport.is_closing() or self._is_over:
-            raise httpcore.WriteError("the connection is closed")
-        if not self._unsent:
-            asyncio.get_running_loop().call_soon(self._send)  # the head and a small body in one packet
-        self._unsent += buffer
-        if len(self._unsent) > UNSENT_BYTES:
-            self._send()
-        if not self._room.is_set():
-            await self._room.wait()
+class Wires:
+    """Connections to other replicas. Used on one event loop."""
 
-    def _send(self) -> None:
-        unsent, self._unsent = self._unsent, bytearray()
-        if unsent and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(unsent)
+    def __init__(self) -> None:
+        self._idle: defaultdict[tuple[str, int], list[Wire]] = defaultdict(list)
 
-    async def aclose(self) -> None:
-        """End it at once."""
-        if self._transport is not None:
-            self._transport.abort()
+    async def take(self, address: tuple[str, int]) -> Wire:
+        """A connection to that host and port, which nobody else uses. Raises `OSError`."""
+        loop, idle = asyncio.get_running_loop(), self._idle[address]
+        while idle:
+            wire = idle.pop()
+            if wire.is_fresh and loop.time() - wire.idle_since < IDLE_S:
+                return wire
+            wire.abort()
+        async with asyncio.timeout(CONNECT_S):
+            return (await loop.create_connection(Wire, *address))[1]
 
-    def get_extra_info(self, info: str) -> Any:
-        """What the pool asks."""
-        return bool(self._read) or self._is_over if info == READABLE else None
+    def give_back(self, address: tuple[str, int], wire: Wire) -> None:
+        """Keep the connection for the next request if its exchange is complete. Else close it."""
+        now, idle = asyncio.get_running_loop().time(), self._idle[address]
+        if not wire.restart(now) or len(idle) >= MOST_IDLE:
+            wire.abort()
+            return
+        idle.append(wire)
+        while not idle[0].is_fresh or now - idle[0].idle_since > IDLE_S:
+            idle.pop(0).abort()
+
+    def close(self) -> None:
+        """Close those that nobody uses."""
+        for idle in self._idle.values():
+            while idle:
+                idle.pop().abort()

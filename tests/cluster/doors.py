@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import uvicorn
 from prometheus_client import CollectorRegistry, Counter
@@ -43,9 +44,6 @@ class Known:
             self.places[key] = new
         return self.places[key]
 
-    async def bind(self, key: str, replica: str) -> str:
-        return await self.swap(key, None, replica)
-
     async def put(self, key: str, replica: str) -> None:
         await self.find(key)
         self.places[key] = replica
@@ -63,13 +61,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Nothing:
-    def has_session(self, session_id: str) -> bool:
-        return False
-
-    def has_response(self, response_id: str) -> bool:
-        return False
-
-    def has_name(self, owner: str | None, name: str) -> bool:
+    def has(self, *_: object) -> bool:
         return False
 
 
@@ -109,7 +101,8 @@ def serving_door(urls: Mapping[str, str], known: Known | None = None, inside: AS
     known.known = known.known or set(known.members)
     fleet, registry = Fleet(HERE, known), CollectorRegistry()
     hops = Hops(fleet, ClusterKey(KEY.encode()), known.changed)
-    owners = Owners(fleet, known, hops, Nothing())  # type: ignore[arg-type]
+    none: Any = Nothing()
+    owners = Owners(fleet, known, hops, none, none, none)  # type: ignore[arg-type]
     requests = Counter("requests", "requests", ["turn", "way"], registry=registry)
     forwarding = Forwarding(inside, fleet, owners, hops, requests)
 
@@ -141,12 +134,12 @@ def serving_door(urls: Mapping[str, str], known: Known | None = None, inside: AS
 @contextmanager
 def serving_stub(app: ASGIApp, port: int = 0) -> Iterator[str]:
     """A replica that is only `app`, on that port or any; yields its URL."""
-    with _served(app, port, lifespan="off") as url:
+    with _served(app, port, lifespan="off", proxy_headers=False) as url:
         yield url
 
 
 @contextmanager
-def _served(app: ASGIApp, port: int = 0, *, lifespan: str) -> Iterator[str]:
-    config = uvicorn.Config(app, port=port, log_level="error", lifespan=lifespan, access_log=False)  # type: ignore[arg-type]
+def _served(app: ASGIApp, port: int = 0, **options: Any) -> Iterator[str]:
+    config = uvicorn.Config(app, port=port, log_level="error", access_log=False, **options)
     with PromptServer(config).in_thread() as url:
         yield url

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from app.cluster.claims import Load
 from app.cluster.fleet import Fleet
-from app.cluster.load import Load
 from app.cluster.moves.balance import AT_A_LOOK
 from app.domain.errors import ReplicaAway
 from tests.cluster.doors import Known, member

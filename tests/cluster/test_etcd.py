@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.cluster import membership
-from app.cluster.store import open_store
+from app.cluster.claims import open_store
 from app.domain.errors import DirectoryAway, FieldOutOfRange
 from tests.cluster.etcd import Etcd, running_etcd
 from tests.cluster.pair import free_port
@@ -37,7 +37,7 @@ async def test_replicas_go_on_while_it_is_away(own: Etcd) -> None:
     one, two = open_store(address), open_store(own.url)
     async with joined(one, "a") as a, joined(two, "b") as b:
         await until(lambda: "b" in a.members)
-        assert await a.bind("name", "a") == "a"
+        assert await a.swap("name", None, "a") == "a"
         own.kill()
         await until(lambda: a.is_away and b.is_away)
         await asyncio.sleep(1.5 * membership.FENCE_S)
@@ -45,7 +45,7 @@ async def test_replicas_go_on_while_it_is_away(own: Etcd) -> None:
             each.require()
             assert set(each.members) == {"a", "b"}
         with pytest.raises(DirectoryAway, match=f"{address} does not answer"):
-            await a.bind("name", "b")
+            await a.swap("name", None, "b")
         own.start()
         seen = set[frozenset[str]]()
         for _ in range(40):
@@ -53,7 +53,7 @@ async def test_replicas_go_on_while_it_is_away(own: Etcd) -> None:
             seen |= {frozenset(a.members), frozenset(b.members)}
         assert seen == {frozenset({"a", "b"})}
         assert not a.is_away
-        assert await b.bind("name", "b") == "a"
+        assert await b.swap("name", None, "b") == "a"
         revision = (own.ask("kv/range", key="AA==")["header"])["revision"]  # type: ignore[index]
         own.ask("kv/compaction", revision=revision)
         b.say(ready=True, left=False, load=None)
@@ -78,7 +78,7 @@ async def test_a_user_with_a_password_over_tls(tmp_path: Path) -> None:
             own.kill()  # its tokens end with it
             own.start()
             await until(lambda: not a.is_away)
-            assert await a.bind("name", "a") == "a"
+            assert await a.swap("name", None, "a") == "a"
         await store.close()
         for address, why in {
             f"etcds://djinn:no@{own.host}?ca={cert}": "authentication failed",

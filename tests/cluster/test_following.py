@@ -9,13 +9,15 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from app.cluster.key import ClusterKey
 from app.cluster.membership import name_key
 from tests.cluster.doors import Door, Known, serving_door, serving_stub, until
 from tests.cluster.pair import KEY, code
 from tests.errors import error_response
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 MOVED = "ses_a_" + "1" * 36
 WANDERER = "ses_a_" + "2" * 36
@@ -45,6 +47,12 @@ class Stub:
         """Whether turns have no end, and whether nothing else is answered either."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.accept"})
+            self.asked += 1
+            await receive()
+            return
         request = Request(scope, receive)
         await (await self._answer(request))(scope, receive, send)
 
@@ -90,6 +98,15 @@ class Stubs:
 
     def turn(self, session: str) -> httpx.Response:
         return httpx.post(f"{self.door.url}/v1/sessions/{session}/generate", json=TURN)
+
+    def listen(self, session: str) -> int:
+        """Wait for a message that does not come. Returns the code of the close."""
+        url = f"{self.door.url.replace('http', 'ws')}/v1/responses"
+        headers = {"X-Session-ID": session}
+        with connect(url, additional_headers=headers) as connection, pytest.raises(ConnectionClosed) as closed:
+            connection.recv()
+        assert closed.value.rcvd is not None
+        return closed.value.rcvd.code
 
     def call(self, name: str | None = None) -> httpx.Response:
         headers = {} if name is None else {"X-Session-ID": name}
@@ -184,18 +201,22 @@ def test_what_came_over_a_hop_is_not_sent_on(stubs: Stubs) -> None:
 
 
 @pytest.mark.parametrize("sign", ["its lease has run out", "it does not answer looks"])
-def test_a_request_is_cut_when_its_replica_is_lost(stubs: Stubs, sign: str) -> None:
+@pytest.mark.parametrize("what", ["turn", "WebSocket"])
+def test_what_is_under_way_is_cut_when_its_replica_is_lost(stubs: Stubs, sign: str, what: str) -> None:
     stubs.a.hangs, stubs.b.lacks = True, {OTHER}
     with ThreadPoolExecutor() as threads:
-        asking = threads.submit(stubs.turn, OTHER)
+        asking = threads.submit(stubs.turn if what == "turn" else stubs.listen, OTHER)
         wait_until(lambda: stubs.a.asked == 1)
         if sign == "its lease has run out":
             stubs.door.known.members.pop("a")
         else:
             stubs.a.is_deaf = True
-        answer = asking.result()
-    assert code(answer) == (502, "replica_lost")
-    assert stubs.door.ways(turn="yes") == {"lost": 1}
+        found = asking.result(PATIENCE_S)
+    if isinstance(found, httpx.Response):
+        assert code(found) == (502, "replica_lost")
+        assert stubs.door.ways(turn="yes") == {"lost": 1}
+    else:
+        assert found == 1013, "try again later (RFC 6455, 11.7)"
     assert code(stubs.turn(OTHER)) == (503, "replica_away")
     stubs.a.hangs = False
     if stubs.a.is_deaf:

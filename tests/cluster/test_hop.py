@@ -30,6 +30,8 @@ class Stub:
         self.disconnects = 0
         self.seen: list[dict[str, str]] = []
         """Headers of requests."""
+        self.ports: list[int] = []
+        """From which they came."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -37,6 +39,7 @@ class Stub:
             await Response(b"{}")(scope, receive, send)
             return
         self.seen.append(dict(request.headers))
+        self.ports.append(scope["client"][1])
         match scope["path"].rpartition("/")[2]:
             case "echo":
                 answer: Response = StreamingResponse(_parts(await request.body()))
@@ -100,6 +103,12 @@ def test_bodies_pass_whole_both_ways(stub_door: Door, size: int) -> None:
         for _ in range(2):  # the second time on the same connections
             assert http.post(_url(stub_door, "echo"), content=content).content == content
         assert http.post(_url(stub_door, "echo"), content=iter([content, b"end"])).content == content + b"end"
+
+
+def test_a_connection_serves_one_request_after_the_other(stub_door: Door, stub: Stub) -> None:
+    for what in ("fine", "echo", "refuse", "fine"):
+        httpx.post(_url(stub_door, what), content=b"hello")
+    assert len(set(stub.ports[-4:])) == 1
 
 
 def test_an_old_client_gets_an_answer_without_chunks(stub_door: Door) -> None:

@@ -10,11 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from app.cluster import claims, membership
-from app.cluster.claims import Member, Record, claim, declare_ended, forget
+from app.cluster.claims import Load, Member, Record, claim, declare_ended, forget, open_store
 from app.cluster.key import ClusterKey
-from app.cluster.load import Load
 from app.cluster.membership import Membership
-from app.cluster.store import Store, open_store
+from app.cluster.store import Store
 from app.domain.errors import Fenced, FieldOutOfRange, WrongState
 from tests.waiting import until
 
@@ -113,7 +112,7 @@ async def test_of_many_who_bind_a_name_one_wins(another: Another) -> None:
         all_of_them = {name: await ends.enter_async_context(joined(another(), name)) for name in replicas}
         for name in map(str, range(20)):
             callers = order.sample(replicas, 3)
-            won = await asyncio.gather(*(all_of_them[each].bind(name, each) for each in callers))
+            won = await asyncio.gather(*(all_of_them[each].swap(name, None, each) for each in callers))
             assert len(set(won)) == 1
             assert await all_of_them["a"].find(name) == won[0]
         a, b = all_of_them["a"], all_of_them["b"]

@@ -6,8 +6,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from app.cluster.moves.arrival import Opening
-from app.cluster.moves.arrivals import Arrivals
+from app.cluster.moves.arrivals import Arrival, Arrivals
 from app.cluster.moves.calls import PeerCalls
 from app.cluster.moves.departures import Departures
 from app.gpu.kv.mover import KVMover
@@ -22,8 +21,8 @@ PLACES: dict[str, tuple[type[Any], str, bool]] = {
     "b begins to receive it": (KVMover, "_receive", False),
     "b has received it": (KVMover, "_receive", True),
     "b is to take it": (Arrivals, "commit", False),
-    "b is about to write that it has it": (Opening, "_keep", False),
-    "b has written that it has it": (Opening, "_keep", True),
+    "b is about to write that it has it": (Arrival, "_keep", False),
+    "b has written that it has it": (Arrival, "_keep", True),
 }
 """The class and the method, and whether it dies after it, not before."""
 
@@ -53,13 +52,13 @@ def lose_engine(is_back: bool) -> None:
     """Have the engine die as soon as a session that has come is written down. The server goes on when it knows of that,
     or when another engine is there. For a server process, before it starts.
     """
-    original: Callable[..., Any] = Opening._keep
+    original: Callable[..., Any] = Arrival._keep
 
-    async def keep(self: Opening, registry: SessionRegistry) -> None:
-        await original(self, registry)
-        executor = registry.executor
+    async def keep(self: Arrival) -> None:
+        await original(self)
+        executor = self._registry.executor
         os.kill(executor.engine.pid, signal.SIGKILL)  # type: ignore[attr-defined]
         while not executor.losses or (executor.failure is None) is not is_back:  # noqa: ASYNC110 (no event says so)
             await asyncio.sleep(0.01)
 
-    Opening._keep = keep  # type: ignore[method-assign]
+    Arrival._keep = keep  # type: ignore[method-assign]

@@ -1,14 +1,13 @@
-"""A server whose memory is nearly full hands sessions that rest to one that has clearly more room."""
+"""A server whose memory is nearly full hands resting sessions to one with clearly more room."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
 
-from app.cluster.fleet import Fleet, Replica
-from app.cluster.load import Load
+from app.cluster.claims import Load
+from app.cluster.fleet import Fleet
 from app.cluster.moves.departures import Departures
 from app.domain.errors import DjinnError, EngineAway, PeerAway, PeerFull
 from app.domain.homes import MoveReason
@@ -21,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 AT_A_LOOK = 2
-"""Sessions that go between two looks, one after the other."""
+"""How many sessions go between two looks, one after the other."""
 FULL, EASED = 0.1, 0.2
 """Free parts of memory: with less than the first in both tiers sessions go, until there is the second in one."""
 CLEARLY = 0.25
@@ -34,28 +33,6 @@ SHUNNED_S = 30.0
 """How long a peer that has refused one is offered none."""
 
 
-class Need:
-    """Whether sessions should go. It does not change with every session that comes or goes."""
-
-    def __init__(self) -> None:
-        self._is_there = False
-
-    def look(self, own: Load) -> bool:
-        """What the server's own load says."""
-        most_free = max(own.kv_free, own.host_free)
-        self._is_there = most_free < (EASED if self._is_there else FULL)
-        return self._is_there
-
-
-def roomier(own: Load, peers: Iterable[Replica]) -> Replica | None:
-    """The peer with the most free host memory, where sessions arrive, if that is clearly more than the own."""
-    told = [
-        (each.load.host_free, each.load.kv_free, each.name, each) for each in peers if each.load and each.takes_sessions
-    ]
-    best = max(told, default=None)
-    return best[-1] if best is not None and best[0] - own.host_free >= CLEARLY else None
-
-
 class Balance:
     """Used on the event loop only."""
 
@@ -63,14 +40,15 @@ class Balance:
         self._registry = registry
         self._departures = departures
         self._fleet = fleet
-        self._need = Need()
+        self._is_full = False
+        """Whether sessions should go: from `FULL` on, until `EASED`."""
         self._stays: dict[SessionId, float] = {}
-        """Until when a session stays that could not go."""
+        """Until when sessions stay that could not go."""
         self._shunned: dict[str, float] = {}
         """Until when, by peer."""
 
     async def run(self) -> None:
-        """Look for ever, or until the server shuts down."""
+        """Look until the server shuts down."""
         while not self._registry.table.draining:
             await asyncio.sleep(LOOK_S)
             try:
@@ -84,13 +62,18 @@ class Balance:
         if self._registry.executor.failure is not None:
             return
         own = Load.measured(await self._registry.memory())
-        if not self._need.look(own) or not (resting := self._resting()):
+        self._is_full = max(own.kv_free, own.host_free) < (EASED if self._is_full else FULL)
+        if not self._is_full or not (resting := self._resting()):
             return
         now = time.monotonic()
-        peer = roomier(own, [each for each in self._fleet.ready if self._shunned.get(each.name, 0.0) <= now])
-        if peer is not None:
-            for session in resting[:AT_A_LOOK]:
-                await self._give(session, peer.name)
+        told = [
+            (each.load.host_free, each.load.kv_free, each.name)
+            for each in self._fleet.ready
+            if each.load and each.takes_sessions and self._shunned.get(each.name, 0.0) <= now
+        ]
+        host_free, _, peer = max(told, default=(0.0, 0.0, ""))  # sessions arrive in host memory
+        for session in resting[:AT_A_LOOK] if host_free - own.host_free >= CLEARLY else ():
+            await self._give(session, peer)
 
     async def _give(self, session: Session, peer: str) -> None:
         if session.state is SessionState.CLOSED or session.under_way or session.requests or session.leaving:
@@ -111,14 +94,12 @@ class Balance:
         return sorted(found, key=lambda each: returns_in_s(each, now), reverse=True)
 
     def _rests(self, session: Session, now: float) -> bool:
+        """Whether it may go: it has nothing to do, has been here for long enough, and has not just been refused."""
+        clock = time.monotonic()
         is_still = session.state in (SessionState.IDLE, SessionState.PAUSED) and not session.requests
         is_free = not session.leaving and not session.ephemeral and session.residency is not Residency.GUARANTEED
         has_kv = session.kv.device_bytes + session.kv.host_bytes > 0
         is_away = session.phase is not Phase.READY and returns_in_s(session, now) >= RESTS_S
-        return is_still and is_free and has_kv and is_away and self._may_go(session)
-
-    def _may_go(self, session: Session) -> bool:
-        """Whether it has been here for long enough, or always, and has not just been refused."""
-        now = time.monotonic()
-        has_settled = session.arrived_at is None or session.arrived_at + STAYS_S <= now
-        return has_settled and self._stays.get(session.id, now) <= now
+        has_settled = session.arrived_at is None or session.arrived_at + STAYS_S <= clock
+        is_welcome = self._stays.get(session.id, clock) <= clock
+        return is_still and is_free and has_kv and is_away and has_settled and is_welcome

@@ -1,4 +1,4 @@
-"""What binds calls to a session, and moves with it: its name, its responses, its keys, how long its tools take."""
+"""What binds calls to a session, and moves with it: its name, responses, idempotency keys and tools' durations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_RESPONSE_BYTES = 128 << 20
 
 
 class Binding(msgspec.Struct, frozen=True):
-    """What is sent of it. The name is the session's own."""
+    """What is sent of that. The name is in the session's record."""
 
     responses: list[tuple[str, bytes]]
     """Id and JSON of each, as the journal has it."""
@@ -38,7 +38,9 @@ class Brought:
     """What has been sent, read and checked."""
 
     def __init__(self, session: Session, binding: Binding) -> None:
-        """That of a session that is not here yet. Raises `ValueError` for what is no response, and keys of others."""
+        """For a session that is not here yet. Raises `ValueError` for malformed responses, and for keys of other
+        sessions.
+        """
         sent = [ResponseRecord(response, session.id, body) for response, body in binding.responses]
         self.session = session
         self.responses: Sequence[tuple[ResponseRecord, Journaled]] = in_order(sent)
@@ -51,7 +53,7 @@ class Brought:
 
     @property
     def records(self) -> list[ResponseRecord]:
-        """What the journal is to have of the responses."""
+        """The responses for the journal."""
         return [record for record, _ in self.responses]
 
 
@@ -64,10 +66,10 @@ class Bindings:
         self._waits = waits
         self._keyed = keyed
         self.on_adopted: Callable[[Session], None] = lambda session: None
-        """Told of each session that has come."""
+        """Called with each session that has arrived."""
 
     async def export(self, session: Session) -> Binding:
-        """What to send with an unused session. Raises `TooLarge`."""
+        """What to send with a session that nobody uses. Raises `TooLarge`."""
         kept = self._responses.of_session(session)
         if sum(each.size for each in kept) > MAX_RESPONSE_BYTES:
             raise TooLarge(f"the session's responses have more than the {MAX_RESPONSE_BYTES} bytes that can move")
@@ -77,7 +79,7 @@ class Bindings:
         return Binding(sent, self._waits.export(session), session.prompt_tokens, keyed, answers)
 
     def let_go(self, session: Session) -> list[str]:
-        """Have nothing more of a session that another server has; returns the ids of its responses."""
+        """Drop all of a session that another server has now. Returns the ids of its responses."""
         gone = [each.answer.id for each in self._responses.of_session(session)]
         self._responses.let_go(session)
         return gone

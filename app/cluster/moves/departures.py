@@ -1,4 +1,4 @@
-"""Sessions that go to other servers: offered, sent, let go once the new home has them, or asked after."""
+"""Sessions that leave for other servers. They are offered, sent, and let go once the new home has them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any
 
 from app.cluster.fleet import Fleet, Replica
@@ -65,12 +66,7 @@ class Departures:
     """Used on the event loop only."""
 
     def __init__(
-        self,
-        registry: SessionRegistry,
-        fleet: Fleet,
-        calls: PeerCalls,
-        bindings: Bindings,
-        membership: Membership,
+        self, registry: SessionRegistry, fleet: Fleet, calls: PeerCalls, bindings: Bindings, membership: Membership
     ) -> None:
         self._registry = registry
         self._keeper = registry.keeper
@@ -93,20 +89,21 @@ class Departures:
         raise Moved(f"session {session} is on server {where}: ask there", home=where)
 
     async def move(self, session: Session, name: str, reason: MoveReason = MoveReason.OPERATOR) -> Departure:
-        """Have the session move to the server of that name; a caller who leaves stops nothing.
+        """Move the session to the server of that name.
 
-        Raises `UnknownReplica`, `AlreadyThere`, `WrongState`, `TooLarge`, `PeerAway`, `PeerFull`, `PeerMismatch`,
-        `PeerStranger`, `NameTaken`, `JournalUnavailable`, `EngineError`: then the session is here as before. Raises
-        `MoveUnsettled` if it may be here or there: that is found out by asking.
+        It goes on if the caller is cancelled. Raises `UnknownReplica`, `AlreadyThere`, `WrongState`, `TooLarge`,
+        `PeerAway`, `PeerFull`, `PeerMismatch`, `PeerStranger`, `NameTaken`, `JournalUnavailable`, `EngineError`: then
+        the session is here as before. Raises `MoveUnsettled` if it may be here or there: then the other server is asked
+        until it says which.
         """
-        peer = self._peers.find(name)
         if name == self._here:
             raise AlreadyThere(f"this is {name}, where session {session.id} is already")
-        if peer is None:
-            raise UnknownReplica(f"replica: no server of the cluster is called {name[:40]!r}", param="replica")
+        peer = self._peer(name)
         if reason is not MoveReason.DRAIN:
             self._registry.table.require_no_drain()
-        _require_movable(session)
+        session.require(SessionState.IDLE, SessionState.PAUSED, to="move")
+        if session.ephemeral:
+            raise WrongState(f"cannot move: session {session.id} lives for one call only")
         session.leaving = True
         self._registry.pauses.hold(session)
         return await asyncio.shield(self._start(self._move(session, peer, reason)))
@@ -139,18 +136,17 @@ class Departures:
         return session
 
     def settle_all(self) -> None:
-        """Ask after the sessions that were leaving when the server ended."""
+        """Ask about the sessions that were leaving when the server ended."""
         for session in self._registry.table:
             if session.leaving:
                 self._start(self._settle(session))
 
     async def close(self) -> None:
-        """Stop what is under way; the journal knows how it stands."""
+        """Stop what is under way. The journal has its state."""
         for task in list(self._under_way):
             task.cancel()
         if self._under_way:
             await asyncio.wait(self._under_way)
-        await self._calls.close()
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)
@@ -176,8 +172,8 @@ class Departures:
         return Departure(session.id, peer, sent, seconds)
 
     async def _send(self, session: Session, peer: Replica, token: str) -> tuple[SentKV, str]:
-        """Bring the session to the other server, which does not have it before it is told so, and write down that it
-        leaves. Returns the other server's word too.
+        """Send the session to the other server, and write to the journal that it leaves. The other server takes it only
+        at the commit. Returns that server's word too.
         """
         offer = await self._offer(session, token)
         connection, count, word, journal = await self._calls.offer(peer, offer)
@@ -190,12 +186,11 @@ class Departures:
             self._keeper.note(session, leaving)
             await self._keeper.settled(session)
             await self._membership.note_moves(self._homes.seq)
-        except NotDurable as error:
+        except (NotDurable, DirectoryAway) as error:
             sending.cancel()
+            if isinstance(error, DirectoryAway):
+                raise
             raise JournalUnavailable(f"the session has not moved: {error.reason}") from error
-        except DirectoryAway:
-            sending.cancel()
-            raise
         sent: SentKV = await sending
         if session.state is SessionState.CLOSED:
             raise WrongState(f"session {session.id} has been closed meanwhile")
@@ -226,7 +221,7 @@ class Departures:
         )
 
     async def _reason(self, peer: Replica, token: str, error: BaseException) -> BaseException:
-        """Why the session could not be sent. The other server gives up what has come, and may know better."""
+        """Why the session could not be sent. The other server is told to give it up, and may know a better reason."""
         if not isinstance(error, DjinnError) or isinstance(error, PeerAway | PeerStranger):
             return error
         try:
@@ -270,49 +265,39 @@ class Departures:
 
     async def _settle(self, session: Session) -> None:
         """Ask until it is known who has the session."""
-        waits = iter(ASK_S)
-        wait_s = next(waits)
+        waits = chain(ASK_S, repeat(ASK_S[-1]))
         while (home := self._homes.of(session.id)) is not None and home.state is HomeState.LEAVING:
             if session.state is SessionState.CLOSED:
                 return
-            await asyncio.sleep(wait_s)
-            wait_s = next(waits, ASK_S[-1])
+            await asyncio.sleep(next(waits))
             if home.peer_journal and await self._membership.is_buried(home.peer_journal):
                 logger.warning("%s is dead: a session that was leaving stays", home.peer, extra=_about(session))
                 self._stay(session)
                 return
-            peer = self._peers.find(home.peer)
-            if peer is None:
-                logger.error("a session may be on %s, which is no peer any more", home.peer, extra=_about(session))
-                continue
+            question = Question(session.id, home.epoch, home.peer_seq, home.peer_journal)
             try:
-                question = Question(session.id, home.epoch, home.peer_seq, home.peer_journal)
-                answer = await self._calls.ask(peer, SETTLE, question)
+                answer = await self._calls.ask(self._peer(home.peer), SETTLE, question)
             except Exception as error:
-                logger.warning(
-                    "%s, whose journal is %s, did not say whether it has a session: %s",
-                    peer.name,
-                    home.peer_journal,
-                    error,
-                    extra=_about(session),
-                )
+                text = "%s, whose journal is %s, did not say whether it has a session: %s"
+                logger.warning(text, home.peer, home.peer_journal, error, extra=_about(session))
                 continue
             if answer.taken is Taken.FORGOTTEN:
-                logger.error("%s has forgotten whether it has had a session", peer.name, extra=_about(session))
+                logger.error("%s has forgotten whether it has had a session", home.peer, extra=_about(session))
                 continue
-            logger.info("%s says of a session that leaves: %s", peer.name, answer.taken, extra=_about(session))
+            logger.info("%s says of a session that leaves: %s", home.peer, answer.taken, extra=_about(session))
             self._follow(session, answer)
 
-
-def _require_movable(session: Session) -> None:
-    session.require(SessionState.IDLE, SessionState.PAUSED, to="move")
-    if session.ephemeral:
-        raise WrongState(f"cannot move: session {session.id} lives for one call only")
+    def _peer(self, name: str) -> Replica:
+        """The replica of that name. Raises `UnknownReplica`."""
+        peer = self._peers.find(name)
+        if peer is None:
+            raise UnknownReplica(f"replica: no server of the cluster is called {name[:40]!r}", param="replica")
+        return peer
 
 
 async def _alone(session: Session, own: int) -> None:
-    """Wait until no request needs the session but the `own` ones, which have it moved: one that has been answered has
-    its end a moment later. Raises `WrongState` if others go on.
+    """Wait until only the `own` requests, which move it, use the session: one that was answered ends a moment later.
+    Raises `WrongState` if others go on.
     """
     for _ in range(round(ALONE_S / LOOK_S)):
         if session.requests <= own:

@@ -1,4 +1,4 @@
-"""The end of a server that others go on without: its sessions go to them before it does."""
+"""A server that shuts down hands its sessions to others first."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
-from app.cluster.fleet import Fleet, Replica
+from app.cluster.fleet import Fleet
 from app.cluster.moves.departures import Departures
 from app.domain.errors import (
     DjinnError,
@@ -28,12 +28,31 @@ from app.sessions.lifecycle import worth
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 
+logger = logging.getLogger(__name__)
+
 MOST_REFUSALS = 8
 """Sessions that a peer may refuse, one after the other, before nothing more is offered to it."""
 PATIENCE_S = 0.2
-"""After a refusal, until a peer is offered a session again: what it is sent at the moment may still fill it, or end."""
+"""How long a peer is offered nothing after a refusal: what it is receiving now may fill it, or end."""
 TRIES = 2
 """How often one session is offered to one peer."""
+AT_ONCE = 4
+"""Sessions that are under way at the same time."""
+LOOK_S = 0.02
+"""Between two looks at what can leave, while nothing ends."""
+FAREWELL_S = 2.5
+"""How long the server still answers when its sessions have left: until all others have heard that, and ask it no more.
+"""
+ALONE_S = 2.5
+"""How long it waits for a peer that takes anything: servers that all end at once need not wait for each other."""
+DISTURBED_S, MOST_DISTURBED = 0.5, 4
+"""After how many seconds, and how often, a session is tried again that was in no state to move."""
+AWAY_S = 1.0
+"""How long nothing is offered to a peer that has not answered."""
+ORDER_S = 1.0
+"""How long the order of sessions is kept: turns that end, and phases that clients signal, change it."""
+PROGRESS_S = 5.0
+"""Between two lines in the log."""
 
 
 @dataclass(slots=True)
@@ -45,70 +64,7 @@ class Tried:
     not_before: float = 0.0
     """When it may be tried again."""
     disturbed: int = 0
-    """How often the session itself was in no state to go."""
-
-    def best(self, peers: Sequence[Replica]) -> Replica | None:
-        """The first of the peers that has not refused the session for good."""
-        return next((each for each in peers if self.refused_by[each.name] < TRIES), None)
-
-
-class PeerChoice:
-    """Keeps account of refusals. Times are seconds of any clock."""
-
-    def __init__(self) -> None:
-        self._in_a_row = Counter[str]()
-        self._not_before: dict[str, float] = {}
-
-    def is_hopeless(self, ready: Sequence[Replica], tried: Tried) -> bool:
-        """Whether all of the peers have refused the session for good."""
-        return bool(ready) and all(tried.refused_by[each.name] >= TRIES for each in ready)
-
-    def are_full(self, ready: Collection[Replica]) -> bool:
-        """Whether nothing more is offered to any of these peers."""
-        return bool(ready) and all(self._in_a_row[each.name] >= MOST_REFUSALS for each in ready)
-
-    def open(self, ready: Sequence[Replica], now: float) -> list[Replica]:
-        """Those of the peers that may be offered something now."""
-        return [
-            each
-            for each in ready
-            if self._in_a_row[each.name] < MOST_REFUSALS and self._not_before.get(each.name, 0.0) <= now
-        ]
-
-    def refused(self, peer: str, tried: Tried, now: float) -> None:
-        """The peer has no room for the session."""
-        tried.refused_by[peer] += 1
-        self._in_a_row[peer] += 1
-        self._not_before[peer] = now + PATIENCE_S
-
-    def shunned(self, peer: str, tried: Tried) -> None:
-        """The peer will never take the session."""
-        tried.refused_by[peer] = TRIES
-
-    def took(self, peer: str) -> None:
-        """The peer has taken a session."""
-        self._in_a_row[peer] = 0
-
-
-logger = logging.getLogger(__name__)
-
-AT_ONCE = 4
-"""Sessions that are under way at the same time."""
-LOOK_S = 0.02
-"""Between two looks at what can leave, while nothing ends."""
-FAREWELL_S = 2.5
-"""How long the server still answers when its sessions have left: until all others have heard that, and ask it no more.
-"""
-ALONE_S = 2.5
-"""How long it waits for a peer that takes anything: servers that all end at once need not wait for each other."""
-DISTURBED_S, MOST_DISTURBED = 0.5, 4
-"""A session that is in no state to go is tried again after so long, so often."""
-AWAY_S = 1.0
-"""How long nothing is offered to a peer that has not answered."""
-ORDER_S = 1.0
-"""How long the order of sessions is kept: turns that end, and phases that clients signal, change it."""
-PROGRESS_S = 5.0
-"""Between two lines in the log."""
+    """How often the session was in no state to move."""
 
 
 class Draining:
@@ -120,7 +76,9 @@ class Draining:
         self._registry = registry
         self._departures = departures
         self._fleet = fleet
-        self._choice = PeerChoice()
+        self._in_a_row = Counter[str]()
+        """How often each peer has refused since it last took a session."""
+        self._not_before: dict[str, float] = {}
         self._wanted: dict[SessionId, None] = {}
         """Those that requests have asked for: they leave first."""
         self._tried: dict[SessionId, Tried] = {}
@@ -152,9 +110,12 @@ class Draining:
     async def _hand_over(self, deadline: float) -> None:
         told_at = alone_since = time.monotonic()
         while (now := time.monotonic()) < deadline and self._registry.executor.failure is None:
-            if not self._any_to_go or (not self._under_way and self._choice.are_full(self._fleet.ready)):
+            ready = self._fleet.ready
+            are_full = bool(ready) and all(self._in_a_row[each.name] >= MOST_REFUSALS for each in ready)
+            any_to_go = any(self._can_leave(each) for each in self._registry.table)
+            if not any_to_go or (are_full and not self._under_way):
                 break
-            alone_since = now if self._fleet.ready or self._under_way else alone_since
+            alone_since = now if ready or self._under_way else alone_since
             if now - alone_since > ALONE_S:
                 logger.warning("drain: no server takes sessions any more")
                 break
@@ -179,14 +140,15 @@ class Draining:
     def _next(self, now: float) -> tuple[Session, str] | None:
         """The session that is to leave next, and where to."""
         ready = self._fleet.ready
-        peers = self._choice.open(ready, now)
+        peers = [each for each in ready if self._in_a_row[each.name] < MOST_REFUSALS]
+        peers = [each for each in peers if self._not_before.get(each.name, 0.0) <= now]
         for session in self._in_order(now) if peers else ():
             tried = self._tried.setdefault(session.id, Tried())
-            peer = tried.best(peers)
+            peer = next((each for each in peers if tried.refused_by[each.name] < TRIES), None)
             if peer is not None and tried.not_before <= now:
                 peer.placed += 1
                 return session, peer.name
-            if self._choice.is_hopeless(ready, tried):
+            if all(tried.refused_by[each.name] >= TRIES for each in ready):
                 self._stay.add(session.id)
         return None
 
@@ -203,18 +165,18 @@ class Draining:
                 yield session
 
     async def _give(self, session: Session, peer: str) -> None:
-        tried, choice = self._tried[session.id], self._choice
+        tried = self._tried[session.id]
         try:
             await self._departures.move(session, peer, MoveReason.DRAIN)
-        except PeerFull:
-            choice.refused(peer, tried, time.monotonic())
-        except (PeerAway, MoveUnsettled):
-            choice.refused(peer, tried, time.monotonic())
-            if (replica := self._fleet.find(peer)) is not None:
+        except (PeerFull, PeerAway, MoveUnsettled) as error:
+            tried.refused_by[peer] += 1
+            self._in_a_row[peer] += 1
+            self._not_before[peer] = time.monotonic() + PATIENCE_S
+            if not isinstance(error, PeerFull) and (replica := self._fleet.find(peer)) is not None:
                 replica.shun(AWAY_S)
         except (PeerMismatch, PeerStranger, NameTaken) as error:
             logger.warning("drain: a session cannot go to %s: %s", peer, error.message, extra={"session": session.id})
-            choice.shunned(peer, tried)
+            tried.refused_by[peer] = TRIES
         except WrongState:  # another request is under way, or it has something that cannot move
             tried.disturbed += 1
             tried.not_before = time.monotonic() + DISTURBED_S
@@ -224,7 +186,7 @@ class Draining:
             logger.warning("drain: a session stays: %s", error.message, extra={"session": session.id})
             self._stay.add(session.id)
         else:
-            choice.took(peer)
+            self._in_a_row[peer] = 0
             self._left[peer] += 1
             self._tried.pop(session.id, None)
             self._wanted.pop(session.id, None)
@@ -234,10 +196,6 @@ class Draining:
             return False
         self._wanted[session.id] = None
         return True
-
-    @property
-    def _any_to_go(self) -> bool:
-        return any(self._can_leave(each) for each in self._registry.table)
 
     def _can_leave(self, session: Session) -> bool:
         """Whether the session leaves when its turn is over, as far as is known."""

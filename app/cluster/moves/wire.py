@@ -11,7 +11,7 @@ from app.domain.values import ModelInfo, SessionId
 from app.journal.records import SessionRecord
 
 FORMAT = 4
-"""Of an offer. One more whenever anything in it, or in a snapshot, changes its meaning."""
+"""The version of `Offer`, raised whenever the meaning of anything in it or in a snapshot changes."""
 PREFIX = "/v1/cluster/"
 OFFER, COMMIT, ABORT, SETTLE = (f"{PREFIX}{step}" for step in ("offer", "commit", "abort", "settle"))
 
@@ -29,12 +29,12 @@ class Model(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, info: ModelInfo) -> Model:
-        """That of a loaded model."""
+        """What a loaded model has."""
         return cls(**{name: getattr(info, name) for name in cls.__struct_fields__})
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """A session that is to move, but for its KV: that follows on the same connection."""
+    """A session that is to move, without its KV, which follows on the same connection."""
 
     format: int
     token: str
@@ -67,7 +67,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """Whether the session has been taken with the move of that number. If not, it never will be."""
+    """Asks whether the session was taken with the move of that number. If not, it never will be."""
 
     session: SessionId
     epoch: int
@@ -77,34 +77,30 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The answer to all of them but an offer, which is not refused."""
+    """The answer to a step, a question, or an offer that is refused."""
 
     taken: Taken = Taken.NO
     code: str | None = None
-    """Of the error that is why the session was not taken."""
+    """The code of the error for which the session was not taken."""
     message: str = ""
 
     @classmethod
     def refusing(cls, error: DjinnError) -> Answer:
-        """An answer that says why not."""
+        """An answer with the code and the message of that error."""
         return cls(code=error.code, message=error.message)
 
     @property
     def error(self) -> DjinnError | None:
-        """Why not, if that is known."""
-        return None if self.code is None else refusal(self.code, self.message)
+        """The error for which the session was not taken, if that is known."""
+        return None if self.code is None else REFUSALS.get(self.code, PeerMismatch)(self.message)
 
 
 REFUSALS: dict[str, type[DjinnError]] = {
     each.code: each for each in (PeerFull, PeerMismatch, PeerStranger, NameTaken, Moving)
 }
-
-
-def refusal(code: str, message: str) -> DjinnError:
-    """The error that another server has refused a session with."""
-    return REFUSALS.get(code, PeerMismatch)(message)
+"""What another server refuses a session with."""
 
 
 def encode(message: Offer | Step | Question | Answer) -> bytes:
-    """As it is sent."""
+    """The message as MessagePack."""
     return msgspec.msgpack.encode(message)
