@@ -290,13 +290,15 @@ class Lens(OfSession, frozen=True):
 
 
 class OpenMap(OfSession, frozen=True):
-    """Hold on to the residual streams of now at some positions and layers (None: all) for `MapLens`, until `CloseMap`.
+    """Hold on to what is kept now of a point at some positions and layers (None: all) for `MapLens` and `ReadFeatures`,
+    until `CloseMap`.
 
     Answered by `Done(ActivationMap)`; `FieldOutOfRange` for positions that are not in the history, or too many.
     """
 
     positions: Positions
     layers: tuple[int, ...] | None
+    point: Point = Point.RESID_POST
 
 
 class MapLens(OfSession, frozen=True):
@@ -324,18 +326,26 @@ class ReadNorms(OfSession, frozen=True):
 
 
 class ReadFeatures(OfSession, frozen=True):
-    """Apply a loaded dictionary to what is kept now of a point of `layer`: of each the `top_k` most active features,
-    and the activations of those that are `chosen`. Answered by `Done(FeatureRows)`; fails as `OpenMap` does, and as
-    `NotFound` if the dictionary is not loaded.
+    """Apply a loaded dictionary to streams `[first, end)` of the session's map: of each the `top_k` most active
+    features, and the activations of those that are `chosen`. Answered by `Done(FeatureRows)`; `WrongState` if no map is
+    open, `NotFound` if the dictionary is not loaded.
     """
 
-    positions: Positions
-    layer: int
-    point: Point
+    first: int
+    end: int
     digest: str
     k: int | None
     top_k: int
     chosen: tuple[int, ...] = ()
+
+
+class Attribute(OfSession, frozen=True):
+    """Attribute the difference of the logits of two tokens at a position to what is kept now there. Answered by
+    `Done(Attribution)`; `FieldOutOfRange` unless the stream after the last layer is kept there.
+    """
+
+    positions: Positions
+    tokens: tuple[int, int]
 
 
 class ReadPaused(OfSession, frozen=True):
@@ -451,7 +461,16 @@ ServerCommand = (
 )
 SessionCommand = Open | Fork | Rewind | Close | SetPhase | FreeHost | Export | Import | SendKV | ReceiveKV | PublishKV
 BreakpointCommand = (
-    Arm | Disarm | ReadCaptures | ReadKept | ClearCaptures | PoolCaptures | ReadNorms | ReadFeatures | Reinstate
+    Arm
+    | Disarm
+    | ReadCaptures
+    | ReadKept
+    | ClearCaptures
+    | PoolCaptures
+    | ReadNorms
+    | ReadFeatures
+    | Attribute
+    | Reinstate
 )
 MapCommand = OpenMap | MapLens | CloseMap
 CheckpointCommand = ReadCheckpoint | EditCheckpoint | WriteCheckpoint | Lens | ReadPaused

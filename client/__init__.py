@@ -17,6 +17,7 @@ from client._sync.session import Session
 from client._sync.turn import TurnStream
 from client._sync.vectors import Vectors
 from client.breakpoint_models import (
+    Attribution,
     BreakpointInfo,
     CheckpointInfo,
     DictionaryInfo,
@@ -82,6 +83,7 @@ __all__ = [
     "AsyncSessions",
     "AsyncTurnStream",
     "AsyncVectors",
+    "Attribution",
     "BadRequest",
     "Breakpoint",
     "BreakpointInfo",

@@ -5,6 +5,7 @@ from typing import Any
 
 from client.answer import Listing
 from client.breakpoint_models import (
+    Attribution,
     BreakpointInfo,
     CheckpointInfo,
     DictionaryInfo,
@@ -214,6 +215,12 @@ def get_probe(name: str) -> Call[ProbeInfo]:
 def delete_probe(name: str) -> Call[None]:
     """`DELETE /v1/probes/{name}`."""
     return Call("DELETE", f"/v1/probes/{path_part(name)}", nothing)
+
+
+def read_attribution(session: str, tokens: tuple[int, int], positions: Positions) -> Call[Attribution]:
+    """`GET /v1/sessions/{id}/attribution`."""
+    params = {"tokens": f"{tokens[0]},{tokens[1]}", "positions": _text(positions)}
+    return Call("GET", session_path(session, "attribution"), Attribution.model_validate_json, params=params)
 
 
 def read_features(

@@ -262,3 +262,22 @@ class ProbeInfo(Answer):
     width: int
     hidden: int
     output: str
+
+
+class AttributionPart(Answer):
+    """What attention, a feed-forward or a stretch of layers adds to a difference of logits. At `resid_post` it is what
+    the stream has gained since the part before at that point.
+    """
+
+    layer: int
+    point: str
+    value: float | None
+
+
+class Attribution(Answer):
+    """The difference of two tokens' logits at a position, and what parts add to it."""
+
+    position: int
+    tokens: tuple[int, int]
+    total: float | None
+    parts: tuple[AttributionPart, ...]

@@ -24,7 +24,7 @@ class Event(Answer):
     - `tokens`: how many tokens the sessions with running turns have, by id
     - `pause`: the turn stands at `checkpoint`
     - `breakpoints`: the session has the breakpoints `armed`
-    - `edit`: the checkpoint after `layer` has been changed
+    - `edit`: the checkpoint at `point` of `layer` has been changed
     - `memory`: the memory map, once a second
     """
 
@@ -36,6 +36,7 @@ class Event(Answer):
     change: Literal["opened", "changed", "closed"] | None = None
     status: Literal["begun", "finished", "failed"] | None = None
     finish_reason: FinishReason | None = None
+    point: str | None = None
     usage: Usage | None = None
     resume_ms: ResumeTimes | None = None
     code: str | None = None
@@ -43,6 +44,7 @@ class Event(Answer):
     checkpoint: CheckpointInfo | None = None
     armed: tuple[str, ...] | None = None
     layer: int | None = None
+    point: str | None = None
     memory: MemoryMap | None = None
     sessions: tuple[SessionInfo, ...] | None = None
     has_more: bool | None = None

@@ -196,7 +196,7 @@ class Campaign:
                 "previous_response_id": None,
                 "conversation": None,
             }
-        if path == "/v1/responses/compact":
+        if path in ("/v1/responses/compact", "/v1/responses/input_tokens"):
             whole = {"format": {"type": "json_schema", "name": "summary", "schema": {"const": 1}}}
             body |= {"input": body.get("input") or "x", "text": whole}
         if path not in STREAMING:

@@ -144,13 +144,25 @@ class LensAsk:
 
 @dataclass(frozen=True, slots=True)
 class FeatureRows:
-    """What a dictionary makes of each residual stream of `map`, which has one layer: features that are active, most
-    first, with their activations, and the activations of `chosen` ones. `seconds` of the engine's thread went into it.
+    """What a dictionary makes of some of a map's streams: features that are active, most first, with their activations,
+    and the activations of `chosen` ones. `seconds` of the engine's thread went into it.
     """
 
-    map: ActivationMap
     rows: tuple[tuple[tuple[int, float], ...], ...]
     chosen: tuple[tuple[float, ...], ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """What parts of a pass add to the difference of two logits at one position. Each of `parts` is a layer and a point,
+    and what it adds: at `resid_post` all that the stream has gained since the part before. `total` is the difference
+    that the model itself makes. `seconds` of the engine's thread went into it.
+    """
+
+    position: int
+    parts: tuple[tuple[int, Point, float], ...]
+    total: float
     seconds: float
 
 

@@ -18,6 +18,7 @@ from app.domain.activations import (
     Activation,
     ActivationMap,
     ActivationNorms,
+    Attribution,
     Captures,
     FeatureRows,
     LensRows,
@@ -267,7 +268,7 @@ VALUES: dict[str, Any] = {
     "int": int,
     **{each.__name__: each for each in (Activation, ActivationMap, ActivationNorms, Captures, ExportedKV, ImportedKV)},
     **{each.__name__: each for each in (KeptKV, LensRows, LoadedAdapter, MemoryMap, PausedTurn)},
-    **{each.__name__: each for each in (ReceivedPrompt, SentKV, TensorData, FeatureRows)},
+    **{each.__name__: each for each in (ReceivedPrompt, SentKV, TensorData, FeatureRows, Attribution)},
 }
 """What a `Done` may carry, by the name of its type."""
 MADE_LATER = ("ActivationNorms", "Captures", "TensorData")

@@ -43,6 +43,7 @@ from app.experiments.reading import (
     find_sites,
     position_bytes,
     read_prompt,
+    together,
 )
 from app.journal.lease import FolderLease
 from app.logs import REQUEST
@@ -314,15 +315,14 @@ class Reader:
                 "ask for less, or send the prompts as a file",
                 param="prompts",
             )
-        slots = asyncio.Semaphore(max(1, self.registry.table.free(owner, AT_ONCE)))
-        try:
-            async with asyncio.TaskGroup() as group:
-                for record in records:
-                    await slots.acquire()
-                    reading = group.create_task(self._read(owner, record, wanted, f"prompts.{record.index}"))
-                    reading.add_done_callback(lambda _: slots.release())
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        at_once = min(self.registry.table.free(owner, AT_ONCE), self.registry.turns.free(owner))
+        slots = asyncio.Semaphore(max(1, at_once))
+
+        async def read(record: Record) -> None:
+            async with slots:
+                await self._read(owner, record, wanted, f"prompts.{record.index}")
+
+        await together(map(read, records))
         return await asyncio.to_thread(write_shard, records, wanted, self.info)
 
     def size(self, record: Record, wanted: Wanted) -> int:
@@ -507,13 +507,14 @@ class ActivationJobs(Jobs[ActivationsJob, _KeptJob]):
 
     async def _fill(self, owner: str | None, records: Sequence[Record], wanted: Wanted) -> None:
         slots = asyncio.Semaphore(AT_ONCE)
-        async with asyncio.TaskGroup() as group:
-            for record in records:
-                await slots.acquire()
+
+        async def fill(record: Record) -> None:
+            async with slots:
                 while not self._is_here:  # noqa: ASYNC110 (a lease is looked at)
                     await asyncio.sleep(1)
-                reading = group.create_task(self._reader.fill(owner, record, wanted))
-                reading.add_done_callback(lambda _: slots.release())
+                await self._reader.fill(owner, record, wanted)
+
+        await together(map(fill, records))
 
 
 def _counts(job: ActivationsJob, shards: Iterable[Shard]) -> PromptCounts:

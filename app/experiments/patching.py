@@ -10,7 +10,6 @@ with a `replace` at one point of one layer. Rows of a layer are in one step, as 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 import time
@@ -41,6 +40,7 @@ from app.experiments.reading import (
     find_sites,
     position_bytes,
     read_prompt,
+    together,
 )
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
@@ -329,13 +329,17 @@ class Sweep:
             async with self._places.place():
                 began = time.perf_counter()
                 others = self._places.others_run()
-                most = 1 if others else self._registry.table.free(self._owner, len(group))
-                some = group[len(values) : len(values) + max(1, most)]
+                some = group[len(values) : len(values) + (1 if others else self._at_once(len(group)))]
                 values += await self._compute(base, some, found)
                 spent = time.perf_counter() - began
             if others:
                 await self._places.rest(spent * (1 / SHARE - 1))
         return values
+
+    def _at_once(self, rows: int) -> int:
+        """How many rows the owner may have, of so many: each is a session with a turn."""
+        most = self._registry.table.free(self._owner, rows)
+        return max(1, min(most, self._registry.turns.free(self._owner)))
 
     async def _compute(self, base: Session, group: Sequence[_Place], found: Found) -> list[float]:
         """One row for each place."""
@@ -347,9 +351,12 @@ class Sweep:
                 row = await opened.enter_async_context(registry.ephemeral(self._owner, prefix=(base, place.first)))
                 registry.whitebox.arm_now(row, self._patch(place, found), self._last_capture())
                 rows.append(row)
-            async with asyncio.TaskGroup() as tasks:
-                for place, row in zip(group, rows, strict=True):
-                    tasks.create_task(compute(registry, row, token_ids[place.first :], param=self._body.into))
+            param = self._body.into
+            turns = [
+                compute(registry, row, token_ids[place.first :], param=param)
+                for place, row in zip(group, rows, strict=True)
+            ]
+            await together(turns)
             logits = await registry.whitebox.logits(rows, asked.token_ids)
         return [self._measure(each) for each in logits]
 

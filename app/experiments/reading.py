@@ -6,11 +6,12 @@ sessions as those of batches are counted, so other turns come first.
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -123,6 +124,16 @@ async def compute(registry: SessionRegistry, session: Session, token_ids: Sequen
         if registry.table.draining:
             raise Draining("the server is shutting down; the experiment was cancelled")
         raise WrongState("the experiment was cancelled")
+
+
+async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Do all of it at once. Raises the first error, and then ends the rest."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for each in work:
+                group.create_task(each)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
 async def read_prompt(

@@ -22,7 +22,7 @@ from app.web.bodies import FILE, PART_BYTES, JsonRoute, file_response
 from app.web.sse import unless_disconnected
 from app.wire.breakpoints import BreakpointBody, BreakpointList, BreakpointView, CapturesQuery
 from app.wire.dictionaries import FeaturesQuery, FeaturesView
-from app.wire.maps import LensMapQuery, LensMapView, NormsQuery, NormsView
+from app.wire.maps import AttributionQuery, AttributionView, LensMapQuery, LensMapView, NormsQuery, NormsView
 from app.wire.points import Target
 from app.wire.probes import ProbeBody
 from app.wire.tensors import norm, vector_of, write_file
@@ -204,6 +204,18 @@ async def get_norms(
     return NormsView.of(await unless_disconnected(request, norms))
 
 
+@maps_router.get("/attribution", operation_id="getAttribution", responses=errors(404))
+async def get_attribution(
+    request: Request, session: SessionDep, query: Annotated[AttributionQuery, Query()], services: ServicesDep
+) -> AttributionView:
+    """Direct logit attribution: what each layer, and each `attn_out` and `mlp_out` that is captured, adds to the logit
+    of one token less that of another at a position. The stream after the last layer must be captured.
+    """
+    tokens = query.to_tokens(services.info.vocab_size)
+    reading = services.sessions.whitebox.attribution(session, query.to_positions(), tokens)
+    return AttributionView.of(await unless_disconnected(request, reading), tokens)
+
+
 @maps_router.get("/features", operation_id="getFeatures", responses=errors(404))
 async def get_features(
     request: Request,
@@ -219,8 +231,8 @@ async def get_features(
     services.uploads.require_loaded(found, UploadKind.DICTIONARY)
     chosen = query.to_features(found)
     features = services.sessions.whitebox.features(session, query.to_positions(), found, query.top_k, chosen)
-    read = await unless_disconnected(request, features)
-    return FeaturesView.of(query.dictionary, found, chosen, read, services.tokens)
+    kept, read = await unless_disconnected(request, features)
+    return FeaturesView.of(query.dictionary, found, chosen, kept, read, services.tokens)
 
 
 def _direction(name: str, services: Services, owner: str | None) -> TensorData:

@@ -162,6 +162,10 @@ class Charges:
             limit = f"{room} bytes of KV of turns under way"
             raise _refusal(limit, held, asked, ever=asked <= room)
 
+    def turns_at_once(self, owner: str | None) -> int | None:
+        """How many turns the owner may have at once; None: no limit but the server's."""
+        return self._quotas.limits(owner).turns_at_once
+
     def _require_logprobs(self, owner: str | None, count: int) -> None:
         """Raise `LogprobsFull` unless a call may report `count` log-probabilities now, and `FieldOutOfRange` unless one
         ever may.

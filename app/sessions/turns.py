@@ -164,6 +164,12 @@ class Turns:
         self._tool_waits.end(session)
         return self.reader(session, turn, request.text)
 
+    def free(self, owner: str | None) -> int:
+        """How many turns the owner may start now beside those that it has."""
+        limit = self._charges.turns_at_once(owner)
+        most = self._max_turns if limit is None else min(limit, self._max_turns)
+        return max(0, most - self._table.turns.count(owner))
+
     def reserve(self, owner: str | None, requests: Sequence[TurnRequest], cleanup: AsyncExitStack) -> list[TurnCharge]:
         """Count turns that a call will start in new sessions, all or none. Raises what `Charges` does."""
         needs = [_need(request, len(request.token_ids), len(request.token_ids)) for request in requests]

@@ -15,6 +15,7 @@ from app.domain.activations import (
     Activation,
     ActivationMap,
     ActivationNorms,
+    Attribution,
     Captures,
     FeatureRows,
     LensAsk,
@@ -28,6 +29,7 @@ from app.domain.values import SessionState, Ticket
 from app.engine_process.executor import EngineExecutor
 from app.messages import (
     Arm,
+    Attribute,
     ClearCaptures,
     CloseMap,
     Disarm,
@@ -69,7 +71,7 @@ class HeadTime:
         self._computing = asyncio.Lock()
         self._rests_until = 0.0
 
-    async def take(self, owner: str | None, make: Callable[[Ticket], Lens | MapLens | ReadFeatures]) -> Any:
+    async def take(self, owner: str | None, make: Callable[[Ticket], Lens | MapLens | ReadFeatures | Attribute]) -> Any:
         """Wait until it is time for the tenant's, and have it computed; returns the answer. The caller may be cancelled
         at any moment.
         """
@@ -84,7 +86,7 @@ class HeadTime:
             # The engine computes it though its client leaves, so that the rest after it is due all the same.
             return await asyncio.shield(self._computed(make))
 
-    async def _computed(self, make: Callable[[Ticket], Lens | MapLens | ReadFeatures]) -> Any:
+    async def _computed(self, make: Callable[[Ticket], Lens | MapLens | ReadFeatures | Attribute]) -> Any:
         """Then others may wait for the next one."""
         try:
             found = await self._executor.call(make)
@@ -287,22 +289,34 @@ class Whitebox:
 
     async def features(
         self, session: Session, positions: Positions, dictionary: Dictionary, top_k: int, chosen: tuple[int, ...]
-    ) -> FeatureRows:
-        """What the dictionary makes of the residual streams of now at its layer: the `top_k` features of each, and the
-        activations of `chosen` ones. Gives way to turns as a lens does. Raises `FieldOutOfRange`, `NotFound`.
+    ) -> tuple[ActivationMap, FeatureRows]:
+        """A map at the dictionary's layer and point, and what the dictionary makes of it: the `top_k` features of each
+        stream, and the activations of `chosen` ones. Gives way to turns as a lens does. Raises `FieldOutOfRange`,
+        `NotFound`.
         """
-        make = partial(
-            ReadFeatures,
-            session=session.id,
-            positions=positions,
-            layer=dictionary.layer,
-            point=dictionary.point,
-            digest=dictionary.file.digest,
-            k=dictionary.k,
-            top_k=top_k,
-            chosen=chosen,
-        )
-        found: FeatureRows = await self._head.take(session.owner, make)
+        file = dictionary.file
+        ask = partial(ReadFeatures, session=session.id, digest=file.digest, k=dictionary.k, top_k=top_k, chosen=chosen)
+        async with self._mapping[session.owner]:
+            try:
+                found: ActivationMap = await self._executor.call(
+                    lambda ticket: OpenMap(ticket, session.id, positions, (dictionary.layer,), dictionary.point)
+                )
+                told, size, first = FeatureRows((), (), 0.0), 1, 0
+                while first < found.count:
+                    end = min(found.count, first + size)
+                    part: FeatureRows = await self._head.take(session.owner, partial(ask, first=first, end=end))
+                    told = FeatureRows(told.rows + part.rows, told.chosen + part.chosen, told.seconds + part.seconds)
+                    size = max(1, min(MOST_SLICE, int((end - first) * SLICE_S / part.seconds)))
+                    first = end
+                return found, told
+            finally:
+                if session.state is not SessionState.CLOSED and self._executor.failure is None:
+                    self._executor.post(lambda ticket: CloseMap(ticket, session.id))
+
+    async def attribution(self, session: Session, positions: Positions, tokens: tuple[int, int]) -> Attribution:
+        """What is kept at a position as parts of the difference of two tokens' logits. Raises `FieldOutOfRange`."""
+        make = partial(Attribute, session=session.id, positions=positions, tokens=tokens)
+        found: Attribution = await self._head.take(session.owner, make)
         return found
 
     async def _slices(self, session: Session, count: int, ask: LensAsk) -> LensRows:

@@ -140,7 +140,7 @@ def _pair_rules(
     for index, (key, each) in enumerate(properties.items()):
         rule = f"{name}_{index}"
         parts.append(rule if key in required else f"{rule}?")
-        choices = each.get("enum") if isinstance(each, dict) else None
+        choices = each.get("enum", [each.get("const")]) if isinstance(each, dict) else None
         if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
             value = f"({' | '.join(map(_text, choices))}) {literal(end)}"
         elif not isinstance(each, dict) or "string" in types_of(each) or not types_of(each):

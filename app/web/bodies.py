@@ -113,7 +113,7 @@ class BodyLimitMiddleware:
                 share.require(received)
             return part
 
-        taken = receive_counted
+        taken: Receive = receive_counted
         if is_packed:
             left = [pair for pair in scope["headers"] if pair[0] not in (b"content-encoding", b"content-length")]
             scope["headers"] = [*left, (b"transfer-encoding", b"chunked")]

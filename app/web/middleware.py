@@ -114,6 +114,14 @@ class RequestMiddleware:
 
 ABSOLUTE = re.compile(r"https?://[^/?]*", re.IGNORECASE)
 """What stands before the path in a request that was meant for a proxy (RFC 9112, 3.2.2)."""
+JOINED_PATHS = frozenset(
+    f"/v1/{name}"
+    for name in (
+        *("chat/completions", "completions", "embeddings", "models", "responses", "responses/compact"),
+        *("responses/input_tokens", "messages", "messages/count_tokens", "conversations", "files", "batches"),
+    )
+)
+"""Those of other APIs that may end in a slash. Behind others an empty id may stand, which means nothing."""
 
 
 def _normalize(scope: Scope) -> None:
@@ -121,7 +129,7 @@ def _normalize(scope: Scope) -> None:
     path: str = scope["path"]
     if not path.startswith("/"):
         path = ABSOLUTE.sub("", path, count=1) or "/"
-    if path.startswith("/v1/"):
+    if path.rstrip("/") in JOINED_PATHS:
         path = path.rstrip("/")
     if path != scope["path"]:
         scope["path"], scope["raw_path"] = path, quote(path).encode()

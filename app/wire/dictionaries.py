@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, Field
 
-from app.domain.activations import MAX_MAP_POSITIONS, FeatureRows
+from app.domain.activations import MAX_MAP_POSITIONS, ActivationMap, FeatureRows
 from app.domain.errors import FieldOutOfRange, MalformedRequest
 from app.domain.points import Point
 from app.domain.uploads import Dictionary, StoredFile
@@ -347,12 +347,20 @@ class FeaturesView(BaseModel):
     url: str | None
 
     @classmethod
-    def of(cls, name: str, found: Dictionary, chosen: tuple[int, ...], read: FeatureRows, tokens: Tokens) -> Self:
-        """The wire form of what was `read`."""
-        at = [position for each in read.map.layers for position in each.positions]
+    def of(
+        cls,
+        name: str,
+        found: Dictionary,
+        chosen: tuple[int, ...],
+        kept: ActivationMap,
+        read: FeatureRows,
+        tokens: Tokens,
+    ) -> Self:
+        """The wire form of what was `read` of what is `kept`."""
+        at = [position for each in kept.layers for position in each.positions]
         positions = []
         for position, top, values in zip(at, read.rows, read.chosen, strict=True):
-            token_id = read.map.token_ids[position - read.map.first]
+            token_id = kept.token_ids[position - kept.first]
             positions.append(
                 FeaturesPosition(
                     position=position,
@@ -366,8 +374,8 @@ class FeaturesView(BaseModel):
             dictionary=name,
             layer=found.layer,
             point=found.point,
-            kept_first=read.map.kept_first,
-            kept_end=read.map.kept_end,
+            kept_first=kept.kept_first,
+            kept_end=kept.kept_end,
             positions=positions,
             url=page_of(found),
         )

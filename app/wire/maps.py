@@ -8,8 +8,17 @@ from typing import Annotated, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from app.domain.activations import MAX_MAP_POSITIONS, ActivationMap, ActivationNorms, LensAsk, LensRows, MapLayer
+from app.domain.activations import (
+    MAX_MAP_POSITIONS,
+    ActivationMap,
+    ActivationNorms,
+    Attribution,
+    LensAsk,
+    LensRows,
+    MapLayer,
+)
 from app.domain.errors import FieldOutOfRange
+from app.domain.points import Point
 from app.domain.uploads import LensKind, Translators
 from app.text.tokenizer import Tokens
 from app.wire.base import check_token_ids
@@ -202,3 +211,45 @@ def _finite(value: float) -> float | None:
 
 def _rounded(logprob: float) -> float | None:
     return round(logprob, DIGITS) if math.isfinite(logprob) else None
+
+
+class AttributionQuery(ActivationQuery):
+    """At which position, and of which tokens."""
+
+    positions: PositionsText = Field("last", description="last: the last one that is kept; or first:end, one position")
+    tokens: str = Field(
+        pattern=r"^[0-9]{1,9},[0-9]{1,9}$", description="two ids: the first one's logit less the second's"
+    )
+
+    def to_tokens(self, vocab_size: int) -> tuple[int, int]:
+        """The ids. Raises `FieldOutOfRange` for one that there is not."""
+        first, second = map(int, self.tokens.split(","))
+        check_token_ids((first, second), vocab_size, param="tokens")
+        return first, second
+
+
+class AttributionPart(BaseModel):
+    """What attention, a feed-forward or a stretch of layers adds to the difference. At `resid_post` of a layer it is
+    all that the stream has gained since the last layer before that is kept: for the first one, since the beginning.
+    """
+
+    layer: int
+    point: Point
+    value: float | None
+
+
+class AttributionView(BaseModel):
+    """The difference of two tokens' logits at a position, `total`, and what parts add to it. Those at `resid_post` add
+    up to it, but for what the final norm and the head add to any stream.
+    """
+
+    position: int
+    tokens: list[int]
+    total: float | None
+    parts: list[AttributionPart]
+
+    @classmethod
+    def of(cls, found: Attribution, tokens: tuple[int, int]) -> Self:
+        """The wire form of `found`."""
+        parts = [AttributionPart(layer=k, point=point, value=_finite(value)) for k, point, value in found.parts]
+        return cls(position=found.position, tokens=list(tokens), total=_finite(found.total), parts=parts)

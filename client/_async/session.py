@@ -11,7 +11,7 @@ from client import breakpoint_calls, calls
 from client._async.breakpoints import AsyncBreakpoint, AsyncCheckpoint
 from client._async.live import live_events
 from client._async.turn import AsyncTurnStream, stream_turn
-from client.breakpoint_models import Features, LensMap, Norms, OnTimeout, Pass, Positions
+from client.breakpoint_models import Attribution, Features, LensMap, Norms, OnTimeout, Pass, Positions
 from client.calls import UNSET, Seconds, given
 from client.captures import Captures
 from client.edits import EditOptions, Kept, Until, Vector, Where, capture_body, pause_body, probe_body, steer_body
@@ -358,6 +358,14 @@ class AsyncSession:
     ) -> Norms:
         """How long the same residual streams are, and the cosine of each to a named vector."""
         return await self._transport.send(breakpoint_calls.read_norms(self.id, positions, layers, vector), timeout)
+
+    async def attribution(
+        self, tokens: tuple[int, int], *, positions: Positions = "last", timeout: Seconds = UNSET
+    ) -> Attribution:
+        """What each layer that `capture_at` has recorded, and each `attn_out` and `mlp_out`, adds to the logit of the
+        first token less that of the second, at one position. The last layer must be recorded.
+        """
+        return await self._transport.send(breakpoint_calls.read_attribution(self.id, tokens, positions), timeout)
 
     async def features(
         self,

@@ -11,7 +11,7 @@ from torch import Tensor
 pytest.importorskip("transformer_lens", reason="the extra test has it")
 
 from transformer_lens import HookedTransformer, HookedTransformerConfig
-from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights
+from transformer_lens.pretrained.weight_conversions.gpt2 import convert_gpt2_weights
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from client.errors import InvalidRequest
@@ -120,13 +120,14 @@ def test_hooks_of_python_change_what_they_change_there(ours: HookedDjinn, theirs
 def test_an_edit_in_data_is_the_hook_and_a_pattern_is_only_looked_at(ours: HookedDjinn, theirs: Any) -> None:
     seen: list[Tensor] = []
     name = "blocks.2.attn.hook_pattern"
-    hooks = [("blocks.0.attn.hook_z", lose_head), (name, lambda pattern, hook: seen.append(pattern))]
+    hooks: list[Any] = [("blocks.0.attn.hook_z", lose_head), (name, lambda pattern, hook: seen.append(pattern))]
     with torch.inference_mode():
         expected = theirs.run_with_hooks(TOKENS, fwd_hooks=hooks)
-    edits = [("blocks.0.attn.hook_z", Edits(ablate=True, heads=[1])), hooks[1]]
+    edits: list[Any] = [("blocks.0.attn.hook_z", Edits(ablate=True, heads=[1])), hooks[1]]
     torch.testing.assert_close(ours.run_with_hooks(TOKENS, fwd_hooks=edits), expected, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(seen[1], seen[0], atol=1e-5, rtol=1e-5)
-    for wrong in ([(name, lambda pattern, hook: pattern * 0)], [("blocks.9.hook_z", lose_head)]):
+    refused: list[list[Any]] = [[(name, lambda pattern, hook: pattern * 0)], [("blocks.9.hook_z", lose_head)]]
+    for wrong in refused:
         with pytest.raises(InvalidRequest):
             ours.run_with_hooks(TOKENS, fwd_hooks=wrong)
     with pytest.raises(InvalidRequest, match="stop_at_layer"):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from app.domain.points import Point, PointShape
 from app.domain.values import ModelInfo, Phase, Residency, SessionId
 from app.journal.journal import Journal
 from app.journal.records import Change, SessionRecord
@@ -18,7 +19,8 @@ FILE = "journal.sqlite3"
 
 def model_info(name: str = "tiny", vocab_size: int = 512) -> ModelInfo:
     """A model of that name and vocabulary; the rest is of no matter to the journal."""
-    return ModelInfo(name, 1024, vocab_size, 2, 64, 2, 16, "float32", "cpu", 1, 1, "float32")
+    points = {Point.RESID_POST: (PointShape(64),) * 2}
+    return ModelInfo(name, 1024, vocab_size, 2, 64, 2, 16, "float32", "cpu", 1, 1, "float32", points=points)
 
 
 def record(session: str, **changed: Any) -> SessionRecord:

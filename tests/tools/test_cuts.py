@@ -145,7 +145,8 @@ def test_at_every_cut_pieces_tell_what_is_told_at_once(
     """And nothing that the whole does not tell: no markup, and no call with other arguments."""
     thought, before, after = texts
     if name in TEMPLATES:
-        (form, thinking), full, markers = TEMPLATES[name], name, ()
+        (form, thinking), full = TEMPLATES[name], name
+        markers: tuple[str, ...] = ()
     else:
         form = next(each for each in TOOL_FORMATS if each.name == name)
         thinking = THINKING[0] if form is HARMONY else thinking

@@ -45,28 +45,7 @@ def read(text: str, form: ToolFormat, cuts: Sequence[int] = ()) -> tuple[str, Ca
     return put_together(pieces_of(text, form, cuts))
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=6,
-)
-some_calls = st.lists(
-    st.tuples(
-        st.from_regex(r"[A-Za-z0-9_-]{1,12}", fullmatch=True),
-        st.dictionaries(st.text(max_size=6), json_values, max_size=3).map(json.dumps),
-    ),
-    min_size=1,
-    max_size=3,
-)
 some_cuts = st.lists(st.integers(0, 300), max_size=20)
-
-
-@FORMATS
-@given(calls=some_calls, cuts=some_cuts)
-def test_calls_come_back_as_they_were_written(form: ToolFormat, calls: Calls, cuts: list[int]) -> None:
-    written = calls if form.can_repeat else calls[:1]
-    tools = [Tool(name) for name, _ in written]
-    assert put_together(pieces_of(write(form, *written), form, cuts, tools)) == ("", written)
 
 
 @FORMATS

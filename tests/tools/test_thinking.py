@@ -256,7 +256,12 @@ SUM = Tool(
     "sum",
     None,
     {
-        "properties": {"text": {"type": "string"}, "n": {"type": "integer"}, "kind": {"enum": ["a", "b"]}},
+        "properties": {
+            "text": {"type": "string"},
+            "n": {"type": "integer"},
+            "kind": {"enum": ["a", "b"]},
+            "way": {"const": "w"},
+        },
         "required": ["text"],
     },
 )
@@ -276,24 +281,14 @@ def test_a_call_that_a_grammar_holds_is_in_the_familys_form_after_its_thoughts(
         f"{ANALYSIS}<|end|><|start|>assistant" if form is HARMONY else "<think>Hm</think>",
     )
     grammar = turn_grammar(None, ToolUse((SUM,), ToolMode.REQUIRED, frozenset({"sum"})), model, FREE)
-    for arguments in ('{"text": "l1\\nl2 <", "n": 3, "kind": "a"}', '{"text": ""}'):
+    for arguments in ('{"text": "l1\\nl2 <", "n": 3, "kind": "a", "way": "w"}', '{"text": ""}'):
         call = write(form, ("sum", arguments))
         assert all(takes(grammar, *known.encode(said + call, add_special_tokens=False)) for said in ("", thought))
         reader = reader_of(form, [SUM])
         told = [each.text for each in (*reader.push(call), *reader.finish()) if isinstance(each, CallArguments)]
         assert form is HARMONY or json.loads("".join(told)) == json.loads(arguments)
-    for wrong in ('{"n": 3}', '{"text": "x", "n": "y"}', '{"text": "x", "kind": "c"}'):
+    for wrong in ('{"n": 3}', '{"text": "x", "n": "y"}', '{"text": "x", "kind": "c"}', '{"text": "x", "way": "x"}'):
         assert not takes(grammar, *known.encode(thought + write(form, ("sum", wrong)), add_special_tokens=False))
-
-
-@ALL_FORMATS
-def test_two_calls_are_read_where_the_family_writes_several(form: ToolFormat) -> None:
-    text = write(form, ("f", "{}"), *([("g", '{"a": "1"}')] * form.can_repeat))
-    reader = reader_of(form, TOOLS)
-    pieces = [piece for character in text for piece in reader.push(character)] + list(reader.finish())
-    assert [each.name for each in pieces if isinstance(each, CallBegun)] == ["f", "g"][: 1 + form.can_repeat]
-    assert not any(isinstance(each, Content) for each in pieces)
-    assert reader.is_whole
 
 
 CODED = "<tool_call><function=edit>\n<parameter=text>\n1\n2\n</parameter>\n<parameter=n>3</parameter></function>"

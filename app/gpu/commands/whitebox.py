@@ -18,6 +18,7 @@ from app.domain.activations import (
     Activation,
     ActivationMap,
     ActivationNorms,
+    Attribution,
     Capture,
     Captures,
     FeatureRows,
@@ -28,7 +29,7 @@ from app.domain.activations import (
 )
 from app.domain.breakpoints import Edit, EditOp, Intervention, Positions, TensorData
 from app.domain.errors import ActivationsFull, FieldOutOfRange, WrongState
-from app.domain.points import STREAM, Point, names_of
+from app.domain.points import STREAM, Point, names_of, place_of
 from app.domain.positions import runs_of
 from app.gpu.kv.placement import Placement
 from app.gpu.planning.turns import Match
@@ -44,12 +45,20 @@ Look = Callable[[Sequence[Cell], Mapping[int, Cell], LensAsk], tuple[Any, Any, A
 position."""
 Mean = Callable[[Sequence[Rows], bool], Callable[[], TensorData]]
 """A function for any thread that gives the mean of the rows, with True after the final norm of each."""
-ReadFeatures = Callable[[Sequence[Rows], messages.ReadFeatures], tuple[Any, Any]]
-"""For each of the rows the most active features of a dictionary, and the activations of chosen ones."""
 Logits = Callable[[Sequence[Rows], tuple[int, ...] | None], Callable[[], TensorData]]
 """A function for any thread that gives what the final norm and the head make of the rows, of some tokens or of all."""
+ReadFeatures = Callable[[Sequence[Rows], messages.ReadFeatures], tuple[Any, Any]]
+"""For each of the rows the most active features of a dictionary, and the activations of chosen ones."""
+Attribute = Callable[[Sequence[Cell], Sequence[bool], tuple[int, int]], tuple[list[float], float]]
+"""What each cell adds to the difference of two logits, and the difference; of those marked, what it has more than the
+one before that is marked. The last cell is the stream after the last layer.
+"""
 Handler = Callable[[TokenSequence, Any], object]
 """Carries out a command on its session; returns what `Done` answers."""
+
+
+ADDED = (Point.ATTN_OUT, Point.MLP_OUT, Point.RESID_POST)
+"""Points whose numbers are added to the residual stream, and the stream itself."""
 
 
 class Whitebox:
@@ -61,8 +70,9 @@ class Whitebox:
         predict: Predict,
         look: Look,
         mean: Mean,
-        features: ReadFeatures,
         logits: Logits,
+        features: ReadFeatures,
+        attribute: Attribute,
         store: Callable[[TensorData], StoredTensor],
         match: Match,
         activations: ActivationRoom,
@@ -72,8 +82,9 @@ class Whitebox:
         self._predict = predict
         self._look = look
         self._mean = mean
-        self._features = features
         self._logits = logits
+        self._features = features
+        self._attribute = attribute
         self._store = store
         self._match = match
         self._activations = activations
@@ -100,6 +111,7 @@ class Whitebox:
             messages.CloseMap: close_map,
             messages.ReadNorms: read_norms,
             messages.ReadFeatures: self._read_features,
+            messages.Attribute: self._read_attribution,
         }
 
     def _lens(self, sequence: TokenSequence, command: messages.Lens) -> LensRows:
@@ -120,7 +132,7 @@ class Whitebox:
         """Hold on to the cells of now until `CloseMap`, to be read in slices between steps, and to those after the last
         layer, with which they may be compared. Raises `FieldOutOfRange`.
         """
-        sequence.map, found = _map(sequence, command.positions, command.layers)
+        sequence.map, found = _map(sequence, command.positions, command.layers, command.point)
         span = Positions(found.first, found.end)
         ends = _map(sequence, span, (self._num_layers - 1,))[0] if found.layers else ()
         sequence.map_ends = {cell[1]: cell for cell in ends}
@@ -136,10 +148,29 @@ class Whitebox:
         return LensRows(rows, time.perf_counter() - began, chosen=chosen, measures=measures)
 
     def _read_features(self, sequence: TokenSequence, command: messages.ReadFeatures) -> FeatureRows:
-        """What a dictionary makes of the residual streams of now. Raises `FieldOutOfRange`, `NotFound`."""
-        began, (cells, found) = time.perf_counter(), _map(sequence, command.positions, (command.layer,), command.point)
-        rows, chosen = self._features(join_cells(cells), command) if cells else ((), ())
-        return FeatureRows(found, rows, chosen, time.perf_counter() - began)
+        """What a dictionary makes of a slice of the session's map. Raises `WrongState` if none is open, `NotFound`."""
+        if sequence.map is None:
+            raise WrongState(f"session {command.session} has no map open")
+        began, cells = time.perf_counter(), sequence.map[command.first : command.end]
+        rows, chosen = self._features(join_cells(cells), command)
+        return FeatureRows(rows, chosen, time.perf_counter() - began)
+
+    def _read_attribution(self, sequence: TokenSequence, command: messages.Attribute) -> Attribution:
+        """What is kept at one position as parts of a difference of logits. Raises `FieldOutOfRange`."""
+        began, last = time.perf_counter(), self._num_layers - 1
+        cells, _ = _map(sequence, command.positions, (last,))
+        if len(cells) != 1:
+            raise FieldOutOfRange(
+                f"positions: one position at which the stream after layer {last} is kept, not {len(cells)}",
+                param="positions",
+            )
+        at = Positions(cells[0][1], cells[0][1] + 1)
+        kept = [(cell, point) for point in ADDED for cell in _map(sequence, at, None, point)[0]]
+        kept.sort(key=lambda each: place_of(each[0][0], each[1]))
+        streams = [point is Point.RESID_POST for _, point in kept]
+        values, total = self._attribute([cell for cell, _ in kept], streams, command.tokens)
+        parts = tuple((cell[0], point, value) for (cell, point), value in zip(kept, values, strict=True))
+        return Attribution(at.first, parts, total, time.perf_counter() - began)
 
     def _pool_captures(self, sequence: TokenSequence, command: messages.PoolCaptures) -> Callable[[], TensorData]:
         """A function for any thread that gives the mean of all that has been captured. Raises `ActivationsFull` if some

@@ -110,23 +110,24 @@ class Runner:
         best = said.topk(ask.top_k)
         values, ids = download.fetch(best.values), download.fetch(best.indices)
         chosen = said[:, list(ask.chosen)]
-        logprobs = download.fetch(chosen)
-        ranks = download.fetch(
-            torch.stack([(said > each[:, None]).sum(-1) for each in chosen.T], 1) if ask.chosen else chosen
-        )
-        entropies, gaps = (), None
-        kept = [row for row, (_, position, *_) in enumerate(cells) if ask.measures and position in ends]
+        logprobs, found_ranks = download.fetch(chosen), chosen
+        if ask.chosen:
+            found_ranks = torch.stack([(said > said[:, token, None]).sum(-1) for token in ask.chosen], 1)
+        ranks, entropies, gaps = download.fetch(found_ranks), list[float](), dict[int, float]()
         if ask.measures:
-            entropies = download.fetch(-(said.exp() * said).nan_to_num(0.0).sum(-1))
-        if kept:
-            at_last = self._load(join_cells([ends[cells[row][1]] for row in kept]))
-            last = log_probabilities(self.stack.head(at_last))
-            gaps = download.fetch((last.exp() * (last - said[kept])).nan_to_num(0.0).sum(-1))
-        download.finish().synchronize()
+            spread = download.fetch(-(said.exp() * said).nan_to_num(0.0).sum(-1))
+            kept = [row for row, (_, position, *_) in enumerate(cells) if position in ends]
+            last = said[:0]
+            if kept:
+                last = log_probabilities(self.stack.head(self._load(join_cells([ends[cells[k][1]] for k in kept]))))
+            apart = download.fetch((last.exp() * (last - said[kept])).nan_to_num(0.0).sum(-1))
+            download.finish().synchronize()
+            entropies, gaps = spread.tolist(), dict(zip(kept, apart.tolist(), strict=True))
+        else:
+            download.finish().synchronize()
         rows = tuple(tuple(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True))
         told = zip(ranks.long().tolist(), logprobs.tolist(), strict=True)
-        found = dict(zip(kept, [] if gaps is None else gaps.tolist(), strict=True))
-        measures = tuple((float(each), found.get(row, math.nan)) for row, each in enumerate(entropies))
+        measures = tuple((entropy, gaps.get(row, math.nan)) for row, entropy in enumerate(entropies))
         return rows, tuple(tuple(zip(*row, strict=True)) for row in told), measures
 
     @torch.inference_mode()
@@ -171,6 +172,35 @@ class Runner:
         pairs = zip(ids.tolist(), values.tolist(), strict=True)
         rows = tuple(tuple((i, value) for i, value in zip(*row, strict=True) if value > 0) for row in pairs)
         return rows, tuple(map(tuple, wanted.tolist()))
+
+    @torch.inference_mode()
+    def attribute(
+        self, cells: Sequence[Cell], streams: Sequence[bool], tokens: tuple[int, int]
+    ) -> tuple[list[float], float]:
+        """Direct logit attribution (Elhage et al., *A Mathematical Framework for Transformer Circuits*, 2021): what
+        each cell adds to the logit of the first token less that of the second, with the final norm's scale held, and
+        the whole difference. Of `streams` it is what each has more than the one before. The last cell is the stream
+        after the last layer. A cap of logits makes parts approximate. Waits for the device.
+        """
+        stack, rows = self.stack, self._load(join_cells(cells)).float()
+        parts, before = rows.clone(), torch.zeros_like(rows[0])
+        for index, is_stream in enumerate(streams):
+            if is_stream:
+                parts[index], before = rows[index] - before, rows[index]
+        # The norm's gain, and whether it takes the mean away, follow from what it makes of vectors of length 1.
+        signs = torch.ones_like(before)
+        signs[1::2] = -1
+        told = stack.normed(torch.stack([signs, signs.abs(), signs * 0, before]).to(stack.dtype)).float()
+        gain, shift = (told[0] - told[2]) * signs, told[2]
+        if torch.allclose(told[1], shift, atol=1e-3):
+            parts = parts - parts.mean(-1, keepdim=True)
+            before = before - before.mean()
+        scaled = gain * before
+        held = ((told[3] - shift) @ scaled) / (scaled @ scaled)
+        read = torch.cat([gain * parts * held, (shift * 0)[None], told[3:]]).to(stack.dtype)
+        logits = stack.unembed(read)
+        gaps = (logits[:, tokens[0]] - logits[:, tokens[1]]).tolist()
+        return [gap - gaps[-2] for gap in gaps[:-2]], gaps[-1]
 
     def _load(self, parts: Sequence[Rows]) -> Tensor:
         """The rows on the device, `[rows, width]`, of at least one part."""

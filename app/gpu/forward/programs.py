@@ -92,9 +92,9 @@ class Stretch(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A point inside a layer, before launch `index`. `tell` tells taps of it, of so many tokens of a batch."""
+    """A point inside a layer, before launch `launch`. `tell` tells taps of it, of so many tokens of a batch."""
 
-    index: int
+    launch: int
     point: Point
     tell: Callable[[Taps, int, Batch], None]
 
@@ -122,10 +122,15 @@ class Marks:
 
     def experts(self, ids: Tensor, weights: Tensor, count: int) -> None:
         """As `Taps` has it."""
-        both = Stretch.of(ids), Stretch.of(weights)
-        self._note(
-            Point.EXPERTS, lambda taps, tokens, batch: taps.experts(*(each.first(tokens) for each in both), count)
-        )
+        visited, shares = Stretch.of(ids), Stretch.of(weights)
+
+        def tell(taps: Taps, tokens: int, _batch: Batch) -> None:
+            taps.experts(visited.first(tokens), shares.first(tokens), count)
+
+        self._note(Point.EXPERTS, tell)
+
+    def state(self, numbers: Tensor) -> None:
+        """Layers with a state are not recorded."""
 
     def pattern(self, query: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec) -> None:
         """As `Taps` has it, of the batch of the run."""
@@ -263,8 +268,8 @@ class RecordedLayers:
             self._on_layer()
         for mark in recording.marks[layer]:
             if mark.point in taps.points:
-                program.run(start, mark.index)
-                start = mark.index
+                program.run(start, mark.launch)
+                start = mark.launch
                 mark.tell(taps, tokens, group)
         program.run(start, recording.starts[layer + 1])
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from app.domain.points import BETWEEN, Point
-from app.domain.positions import positions_of
+from app.domain.positions import clip_runs, positions_of
 from app.gpu.forward.boundary import BoundaryActions
 from app.gpu.kernels.attention.base import AttentionSpec, Batch
 from app.gpu.kernels.attention.pattern import attention_pattern
@@ -78,6 +79,17 @@ class LayerTaps:
             dense = torch.zeros(len(part), count, device=part.device).scatter_(1, chosen, part.float())
             self._act(self._rows[place], Point.EXPERTS, dense, None)
             part.copy_(dense.gather(1, chosen))
+
+    def state(self, numbers: Tensor) -> None:
+        """As `Taps` has it. Only the last position of a row has a state to show."""
+        for place in self._at.get(Point.STATE, ()):
+            row = self._rows[place]
+            for record in row.path.at(self._boundary, Point.STATE):
+                assert isinstance(record, Record)
+                last = clip_runs(record.runs, row.end - 1, row.end)
+                if last:
+                    found = numbers[place : place + 1]
+                    self._actions.keep(row, replace(record, runs=last), found, (found.shape[1],))
 
     def pattern(self, query: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec) -> None:
         """As `Taps` has it."""

@@ -203,6 +203,16 @@ class Fold:
         output: Tensor = found[0] if self._is_tuple else found
         return output
 
+    @property
+    def count(self) -> int:
+        """How many numbers a row's state has."""
+        return sum(torch.Size(part.shape).numel() for part in self._parts)
+
+    def numbers(self, states: Tensor) -> Tensor:
+        """What the bytes of rows' states stand for, float32 `[rows, count]`, one tensor after the other."""
+        found = (states[:, part.first : part.first + part.nbytes].view(part.dtype) for part in self._parts)
+        return torch.cat([each.float() for each in found], dim=1)
+
     def _cache(self, rows: int) -> _RowCache | _RowList:
         """Without a past."""
         return _RowCache() if self._initial is None else _RowList(self._initial, rows, self._module.layer_id)

@@ -269,6 +269,8 @@ class TransformersStack:
         inside = list[Mapping[Point, PointShape]]()
         for index, (hooks, heads) in enumerate(zip(self._hooks, self._heads, strict=True)):
             here = {point: hook.shape for point, hook in hooks.items()}
+            if numbers := sum(fold.count for fold in self._folds[index]):
+                here[Point.STATE] = PointShape(numbers)
             count = self._sizes(index).get("q_proj", (0, 0))[0]
             if heads is not None and count and not self._by_rows:
                 here |= attention_points(count, heads.kv_heads, heads.key_dim) | here
@@ -316,8 +318,11 @@ class TransformersStack:
                     outputs.append(self._run_layer(index, of_part, arguments[index]))
                     continue
                 assert part.states is not None
-                with running(part, part.states[:, self._places[index]]):
+                states = part.states[:, self._places[index]]
+                with running(part, states):
                     outputs.append(self._run_layer(index, of_part, arguments[index]))
+                if part.taps is not None and Point.STATE in part.taps.points:
+                    part.taps.state(torch.cat([fold.numbers(states) for fold in self._folds[index]], dim=1))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _record(self, batch: Batch) -> list[list[Arguments]]:

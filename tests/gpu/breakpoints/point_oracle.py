@@ -4,11 +4,12 @@ Hooks change tensors in place: so the residual stream that a norm takes is chang
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
@@ -24,8 +25,8 @@ _LAYER = list[int]()
 
 def _observed(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **given: Any) -> Any:
     """The module's own attention, between the points around it: `[1, heads, tokens, head_dim]` each."""
-    attend = sys.modules[type(module).__module__].eager_attention_forward  # type: ignore[attr-defined]
-    seeing = _seeing if [getattr(module, "layer_idx", None)] == _LAYER else {}
+    attend = sys.modules[type(module).__module__].eager_attention_forward
+    seeing = _seeing if [getattr(module, "layer_idx", None)] == _LAYER else dict[Point, See]()
     for point, states in ((Point.V, value), (Point.Q_ROT, query), (Point.K_ROT, key)):
         if point in seeing:
             seeing[point](states[0].transpose(0, 1))
@@ -39,7 +40,7 @@ def _observed(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any,
 
 AttentionInterface.register("observed", _observed)
 AttentionMaskInterface.register("observed", eager_mask)
-_ATTENTION = "self_attn", "attn", "attention"
+_ATTENTION = "self_attn", "attn", "attention", "self_attention", "linear_attn"
 _MLP = "mlp", "block_sparse_moe", "feed_forward"
 _ROUTERS = "gate", "router"
 _NORMS = {
@@ -47,29 +48,48 @@ _NORMS = {
     "glm4": ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
     "after": (None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
     "gpt2": ("ln_1", None, "ln_2", None),
+    "one": ("ln_1", None, None, None),
     "before": ("input_layernorm", None, "post_attention_layernorm", None),
 }
 
 
 def _norms(kind: str) -> tuple[str | None, ...]:
     like = {"gemma2": "gemma", "gemma3_text": "gemma", "glm4": "glm4", "olmo2": "after", "olmo3": "after"}
-    return _NORMS[like.get(kind, "gpt2" if kind == "gpt2" else "before")]
+    return _NORMS[(like | {"gpt2": "gpt2", "gptj": "one"}).get(kind, "before")]
 
 
 def _child(module: nn.Module, *names: str) -> Any:
     return next((found for name in names if (found := getattr(module, name, None)) is not None), None)
 
 
+def _seen_linear(module: Any, see: See) -> list[Any]:
+    """Hooks that show the product inside a module, before the module looks at it."""
+    linear = F.linear
+
+    def product(*args: Any) -> Tensor:
+        found: Tensor = linear(*args)
+        see(found)
+        return found
+
+    def enter(_module: Any, _args: Any) -> None:
+        F.linear = product  # type: ignore[assignment]
+
+    def leave(_module: Any, _args: Any, _given: Any) -> None:
+        F.linear = linear
+
+    return [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+
+
 @contextmanager
-def seen(model: Any, index: int, seeing: dict[Point, See]) -> Iterator[None]:
+def seen(model: Any, index: int, seeing: Mapping[Point, See]) -> Iterator[None]:
     """Run `seeing` at points of a layer, or of the model, whenever it computes one."""
     layer, decoder, config = decoder_layers(model)[index], model.get_decoder(), model.config
     attention, mlp = _child(layer, *_ATTENTION), _child(layer, *_MLP)
     norms = _norms(config.model_type)
     before, after, before_mlp, after_mlp = (None if name is None else getattr(layer, name) for name in norms)
-    router = next((found for name in _ROUTERS if (found := getattr(mlp, name, None)) is not None), None)
-    up = _child(mlp, "gate_proj", "gate_up_proj", "c_fc", "up_proj")
-    down = _child(mlp, "down_proj", "c_proj")
+    router = _child(mlp, *_ROUTERS)
+    up = _child(mlp, "gate_proj", "gate_up_proj", "c_fc", "up_proj", "fc_in", "dense_h_to_4h")
+    down = _child(mlp, "down_proj", "c_proj", "fc_out", "dense_4h_to_h")
     fused = _child(attention, "qkv_proj", "c_attn")
     scale = getattr(config, "residual_multiplier", 1.0)
     handles = list[Any]()
@@ -116,6 +136,8 @@ def seen(model: Any, index: int, seeing: dict[Point, See]) -> Iterator[None]:
                 out(point, fused, lambda x, n=number: x.split(sizes, dim=-1)[n])  # type: ignore[misc]
             case Point.Q | Point.K:
                 out(point, getattr(attention, f"{point}_proj"))
+            case Point.V if not hasattr(sys.modules[type(attention).__module__], "eager_attention_forward"):
+                out(point, attention.v_proj)
             case Point.ATTN_OUT:
                 added(point, after or attention)
             case Point.RESID_MID:
@@ -131,7 +153,7 @@ def seen(model: Any, index: int, seeing: dict[Point, See]) -> Iterator[None]:
             case Point.MLP_OUT:
                 added(point, after_mlp or mlp)
             case Point.ROUTER_LOGITS:
-                out(point, router)
+                handles += _seen_linear(router, seeing[point])
             case Point.EXPERTS:
 
                 def dense(_module: Any, _args: Any, given: Any) -> None:
@@ -142,7 +164,7 @@ def seen(model: Any, index: int, seeing: dict[Point, See]) -> Iterator[None]:
 
                 handles.append(router.register_forward_hook(dense))
             case Point.FINAL_NORM:
-                out(point, _child(decoder, "norm", "ln_f", "final_layernorm"))
+                out(point, _child(decoder, "norm", "ln_f", "final_layer_norm"))
             case Point.LOGITS:
                 handles.append(
                     model.register_forward_hook(lambda m, args, given: seeing[Point.LOGITS](given.logits[0]))

@@ -11,8 +11,10 @@ from torch import Tensor
 from app.domain.activations import ActivationMap, ActivationNorms, LensAsk, LensRows, PausedTurn
 from app.domain.breakpoints import ALL, LAST, Action, Edit, EditOp, Pass, Positions, When
 from app.domain.errors import ActivationsFull, WrongState
+from app.domain.points import Point
 from app.domain.values import KVPolicy, SessionId
 from app.messages import (
+    Attribute,
     ClearCaptures,
     CloseMap,
     Export,
@@ -170,6 +172,23 @@ def test_an_uploaded_lens_is_read_by_the_same_head(
     assert_close(measures[:, 0], torch.distributions.Categorical(logits=wanted).entropy())
     gaps = torch.nn.functional.kl_div(wanted, last, reduction="none", log_target=True).sum(-1)
     assert torch.allclose(measures[:, 1], gaps, atol=1e-4)
+
+
+def test_parts_add_up_to_the_difference_of_two_logits(driver: BreakDriver, tiny_gpt2: TinyModel) -> None:
+    oracle, session = tiny_gpt2.oracle, capturing(driver, 2, 5, 11)
+    driver.arm(session, 5, action=Action.CAPTURE, point=Point.MLP_OUT)
+    driver.turn(session, START, 1)
+    told: Any = driver.do(Attribute(driver.ticket(), session, Positions(7, 8), (7, 3)))
+    streams = [stream[7] for stream in boundaries(oracle, START)]
+    norm, head = oracle.transformer.ln_f, oracle.lm_head.weight
+    scale = norm.weight / (streams[12].var(unbiased=False) + norm.eps).sqrt()
+    gains = [streams[3], streams[6] - streams[3], streams[12] - streams[6]]
+    wanted = [float((gain - gain.mean()) * scale @ (head[7] - head[3])) for gain in gains]
+    places = [(2, Point.RESID_POST), (5, Point.MLP_OUT), (5, Point.RESID_POST), (11, Point.RESID_POST)]
+    assert [(layer, point) for layer, point, _ in told.parts] == places
+    values = [value for _, point, value in told.parts if point is Point.RESID_POST]
+    assert values == pytest.approx(wanted, abs=1e-4)
+    assert told.total == pytest.approx(sum(values) + float(norm.bias @ (head[7] - head[3])), abs=1e-4)
 
 
 def test_a_paused_layer_is_read_as_it_was_edited(driver: BreakDriver) -> None:

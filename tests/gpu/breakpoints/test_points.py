@@ -2,14 +2,19 @@
 turn that pauses there says the same.
 """
 
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 from app.domain.breakpoints import Action, Edit, EditOp
 from app.domain.points import ABOUT, Axis, Point
+from app.gpu.models import points_by_family
 from tests.gpu.breakpoints.breaking import BreakDriver
-from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, make_tiny, prompt
+from tests.gpu.breakpoints.breaking_models import TinyModel, make_tiny, prompt
 from tests.gpu.breakpoints.breaking_oracle import tensor_of
 from tests.gpu.breakpoints.point_oracle import seen
 from tests.gpu.models.oracle import CASES
@@ -17,6 +22,8 @@ from tests.gpu.models.oracle import CASES
 pytestmark = pytest.mark.usefixtures("one_thread")
 START, COUNT, LAYER = prompt(6, 13), 3, 1
 FAMILIES = ["llama", "gpt2", "olmo2", "phi3-window", "gemma2", "granite", "glm4", "glm4_moe, groups", "gpt_oss, sinks"]
+FAMILIES += ["gpt_neox", "gptj", "qwen3_next"]
+"""The last ones are Transformers' modules: all rows attend together, row by row, or hardly any layer attends."""
 LONG = [
     "qwen3",
     "smollm3",
@@ -57,7 +64,7 @@ def wanted(
         found[point] = x.clone()
 
     for layer in set(points.values()):
-        here = {point: (lambda x, point=point: see(point, x)) for point, at in points.items() if at == layer}
+        here = {point: partial(see, point) for point, at in points.items() if at == layer}
         with seen(tiny.oracle, layer, here), torch.no_grad():
             tiny.oracle(input_ids=torch.tensor([tokens]))
     return found
@@ -80,6 +87,14 @@ def test_captures_are_what_transformers_has(tiny: TinyModel) -> None:
     assert kept.dropped == 0
     assert {record.point for record in kept.records} == set(points)
     for record in kept.records:
+        if record.point is Point.STATE:
+            [last] = record.positions
+            with torch.no_grad():
+                left = tiny.oracle(input_ids=torch.tensor([tokens[: last + 1]]), use_cache=True).past_key_values
+            kept_there = left.layers[record.layer]
+            states = [kept_there.conv_states[0], kept_there.recurrent_states[0]]
+            close(record.point, tensor_of(record.tensor)[0], torch.cat([each.flatten() for each in states]))
+            continue
         found, here = tensor_of(record.tensor), expected[record.point][list(record.positions)]
         if record.point is Point.PATTERN:
             close(record.point, found, here[..., : found.shape[2]])
@@ -100,7 +115,7 @@ def test_edits_are_what_a_hook_does(tiny: TinyModel) -> None:
         driver.arm(session, layer, action=Action.EDIT, edits=(QUARTER,), point=point)
         driver.arm(session, tiny.num_layers - 1, action=Action.CAPTURE, point=Point.LOGITS)
         turn = driver.turn(session, START, COUNT)
-        last = {point: layer, Point.LOGITS: tiny.num_layers - 1}
+        last = {point: layer, Point.LOGITS: layer}  # hooks of one layer, and one on the model
         tokens = [*START, *turn.tokens][: len(START) + COUNT - 1]
         logits = wanted(tiny, tokens, last, point)[Point.LOGITS]
         found = torch.cat([tensor_of(record.tensor) for record in driver.captures(session).records])
@@ -111,7 +126,7 @@ def test_edits_are_what_a_hook_does(tiny: TinyModel) -> None:
 
 def test_a_turn_that_pauses_and_loses_its_kv_says_the_same(tiny: TinyModel) -> None:
     """Beside another one, whose tokens do not change. Edits before and behind the pause are made once."""
-    driver, points = BreakDriver(tiny.engine(blocks=30)), points_of(tiny)
+    driver, points = BreakDriver(tiny.engine(blocks=20)), points_of(tiny)
     edited = driver.open()
     for point in (Point.RESID_PRE, Point.MLP_OUT):
         driver.arm(edited, LAYER, action=Action.EDIT, edits=(QUARTER,), point=point)
@@ -134,7 +149,7 @@ def test_a_turn_that_pauses_and_loses_its_kv_says_the_same(tiny: TinyModel) -> N
             [*_, record] = driver.captures(session).records
             torch.testing.assert_close(driver.read(turn), tensor_of(record.tensor).flatten(1), rtol=0, atol=0)
             if lose % 2:
-                driver.fill(30 * BLOCK - 8)
+                driver.fill(min(70, driver.engine.info.max_model_len - 4))
             driver.go_on(turn)
         assert pauses == COUNT
         assert turn.tokens == expected, point
@@ -142,3 +157,12 @@ def test_a_turn_that_pauses_and_loses_its_kv_says_the_same(tiny: TinyModel) -> N
         assert other.tokens == plain
         driver.close(session)
         driver.close(other.session)
+
+
+def test_the_table_of_families_is_that_of_the_registry() -> None:
+    def names(found: Iterable[str]) -> str:
+        return ", ".join(f"`{name}`" for name in found)
+
+    page = Path("docs/breakpoints.md").read_text()
+    for points, families in points_by_family().items():
+        assert f"| {names(families)} | {names(point for point in Point if point not in points)} |" in page

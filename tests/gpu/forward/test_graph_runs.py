@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from app.domain.breakpoints import Action, Edit, EditOp, Pass, TensorData, When
 from app.domain.memory_map import StepCounts
+from app.domain.points import Point
 from app.gpu.forward.graphs import RECORD_AFTER, KeptGraphs, cut_run
 from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kv.pools import KVPool
@@ -63,6 +64,34 @@ class Watching:
             if self.next_step().in_runs:
                 return
         raise AssertionError("no step is replayed in runs")
+
+
+def test_what_is_done_inside_a_layer_is_the_same_beside_graphs(tiny: TinyModel) -> None:
+    """Captures, edits and a pause in the first layer; and what others say stays."""
+
+    def run(recorder: FakeRecorder | None) -> list[Any]:
+        driver = BreakDriver(tiny.engine(recorder=recorder, max_draft_tokens=0))
+        others = [driver.begin(driver.open(), prompt(seed, 6), 30) for seed in range(2)]
+        watched = driver.open()
+        for point in (Point.Q, Point.PATTERN, Point.RESID_MID, Point.MLP_POST):
+            driver.arm(watched, 2, action=Action.CAPTURE, when=DECODES, point=point)
+        driver.arm(watched, 1, action=Action.EDIT, edits=DOUBLE, when=DECODES, point=Point.Z)
+        driver.arm(watched, 0, when=When(Pass.DECODE, every=4), point=Point.MLP_OUT)
+        turn = driver.begin(watched, prompt(9, 6), 24)
+        pauses = driver.run(turn)
+        driver.settle(*others)
+        kept = [
+            (record.point, record.positions, tensor_of(record.tensor)) for record in driver.captures(watched).records
+        ]
+        return [len(pauses), turn.tokens, [other.tokens for other in others], kept]
+
+    *found, captured = run(FakeRecorder())
+    *expected, wanted = run(None)
+    assert found == expected
+    assert found[0] == 6
+    for (point, positions, tensor), (other, there, kept) in zip(captured, wanted, strict=True):
+        assert (point, positions) == (other, there)
+        torch.testing.assert_close(tensor, kept)
 
 
 @pytest.mark.parametrize(("action", "edits"), [(Action.CAPTURE, ()), (Action.EDIT, DOUBLE)], ids=["captured", "edited"])

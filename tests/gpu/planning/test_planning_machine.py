@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ from app.domain.memory_map import StepCounts, TextUse
 from app.domain.values import FinishReason, KVPolicy, SamplingParams, SessionId, StopRule, Ticket, TokenLogprobs
 from app.gpu.commands.dispatch import CommandHandler
 from app.gpu.commands.whitebox import Whitebox
+from app.gpu.forward.uploads import LoadedUploads
 from app.gpu.kernels.linear import DenseLinear
 from app.gpu.kv.cache import KVCache
 from app.gpu.kv.loan import lend_nothing
@@ -109,7 +110,8 @@ class PlanningMachine(RuleBasedStateMachine):
         self.phases = Phases(self.placement, self.scheduler.headroom)
         activations = ActivationRoom(0)
         self.turns = Turns(self.scheduler, self.MAX_LEN, nobody_asks, activations)
-        whitebox = Whitebox(self.placement, *[nobody_asks] * 5, activations)
+        unasked: Any = [nobody_asks] * 8
+        whitebox = Whitebox(self.placement, *unasked, activations, 2)
         self.handler = CommandHandler(
             self.scheduler,
             self.phases,
@@ -118,6 +120,7 @@ class PlanningMachine(RuleBasedStateMachine):
             text=lambda: TextUse(0, 0),
             steps=StepCounts,
             adapters=Adapters("none here", DenseLinear, torch.device("cpu"), 0),
+            uploads=LoadedUploads(torch.device("cpu")),
             saved={},
             refused=(),
             connections=SocketTable(),

@@ -189,6 +189,6 @@ def test_dictionaries_survive_a_restart_within_a_budget(tmp_path: Path) -> None:
         assert http.get("/v1/dictionaries").json() == {"data": [shown]}
         session = open_session(http)
         pause(http, session)
-        query = {"dictionary": "b", "top_k": 1}
+        query: dict[str, Any] = {"dictionary": "b", "top_k": 1}
         (last,) = http.get(f"{session}/features", params=query).raise_for_status().json()["positions"]
         assert last["top"][0]["index"] == 0, "the feature whose bias is large"

@@ -14,6 +14,7 @@ from safetensors.torch import save
 from tests.errors import assert_error
 from tests.routers.breakpoints.pausing import HIDDEN, TURN, arm, generate, open_session, resume
 
+torch.manual_seed(11)
 LINEAR = torch.nn.Linear(HIDDEN, 1)
 DEEP = torch.nn.Sequential(torch.nn.Linear(HIDDEN, 9), torch.nn.ReLU(), torch.nn.Linear(9, 1))
 
@@ -24,8 +25,8 @@ def upload(http: httpx.Client, probe: Any, **fields: Any) -> httpx.Response:
 
 
 def watch(http: httpx.Client, session: str, **guard: Any) -> None:
-    probe = {"name": "calm", **guard}
-    answer = http.post(f"{session}/breakpoints", json={"action": "probe", "probe": probe})
+    body = {"action": "probe", "probe": {"name": "calm", **guard}, "when": {"pass": "decode" if guard else "any"}}
+    answer = http.post(f"{session}/breakpoints", json=body)
     assert answer.status_code == 201, answer.text
 
 
@@ -61,15 +62,14 @@ def test_a_guard_stops_or_pauses_before_the_next_token(http: httpx.Client, sessi
     whole = generate(http, session, ignore_eos=True)
     decoded = [each for each in whole["probes"] if each["positions"][0] >= len(TURN["token_ids"])]
     highest = max(range(len(decoded)), key=lambda number: decoded[number]["values"][0])
-    bound = max([v for each in whole["probes"] for v in each["values"] if v < decoded[highest]["values"][0]] or [0.0])
-    assert bound < decoded[highest]["values"][0]
+    bound = sorted(each["values"][0] for each in decoded)[-2]
     stopped, paused = open_session(http), open_session(http)
     watch(http, stopped, above=bound, then="stop")
     with httpx.stream(
         "POST", f"{http.base_url}{stopped}/generate", json={**TURN, "ignore_eos": True, "stream": True}
     ) as answer:
         events = [line.removeprefix("event: ") for line in answer.iter_lines() if line.startswith("event: ")]
-    assert events.count("probe") >= 2
+    assert events.count("probe") == highest + 1
     assert http.get(f"{stopped}/history").json()["token_ids"] == TURN["token_ids"] + whole["token_ids"][: highest + 1]
     watch(http, paused, above=bound, then="pause")
     turn = generate(http, paused, ignore_eos=True)

@@ -59,6 +59,9 @@ class Taps(Protocol):
     def experts(self, ids: Tensor, weights: Tensor, count: int) -> None:
         """Which of `count` experts each token visits, and with which weights, `[tokens, visits]` each."""
 
+    def state(self, numbers: Tensor) -> None:
+        """What a recurrent layer remembers of each row behind its last token, float32 `[rows, numbers]`."""
+
     def pattern(self, query: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec) -> None:
         """What `Attention` was called with, of a batch whose keys have been stored."""
 
