@@ -27,7 +27,9 @@ def check_stream(document: Any, path: str, content: bytes) -> list[dict[str, str
     An event fits the documented one, and its data the component that `contentSchema` names. Their objects have no
     field that the document leaves out.
     """
-    described = document["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]["schema"]
+    methods = document["paths"][path]
+    answers = methods.get("post", methods.get("get"))["responses"]
+    described = answers["200"]["content"]["text/event-stream"]["schema"]
     components = _closed(document["components"]["schemas"])
     events = list(read_events(content))
     for event in events:

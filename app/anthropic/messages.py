@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
 from typing_extensions import TypeAliasType
 
 from app.domain.errors import FieldOutOfRange
@@ -67,15 +67,20 @@ class FileBlock(OpenBody):
 
 
 class ToolReferenceBlock(OpenBody):
-    """A tool that a search has found: the model reads its name, and has the rest from `tools`."""
+    """A tool that a search has found: the model reads its name, or the tool itself if that waited for it."""
 
     type: Literal["tool_reference"]
     tool_name: str = Field(min_length=1, max_length=256)
+    _found: Tool | None = None
 
     @property
     def text(self) -> str:
         """What the model reads."""
-        return self.tool_name
+        return self.tool_name if self._found is None else json.dumps(self._found.for_template(), ensure_ascii=False)
+
+    def show(self, tool: Tool) -> None:
+        """The model reads of the tool here."""
+        self._found = tool
 
 
 def _by_block(*tags: str) -> Discriminator:
@@ -268,6 +273,15 @@ MessageInput = TypeAliasType(
 )
 
 
+def _references(messages: Iterable[MessageInput]) -> Iterator[ToolReferenceBlock]:
+    """The tools that searches have found, in the order of the conversation."""
+    for message in messages:
+        blocks = message.content if isinstance(message, UserInput) and not isinstance(message.content, str) else ()
+        for block in blocks:
+            if isinstance(block, ToolResultBlock) and not isinstance(block.content, str):
+                yield from (each for each in block.content if isinstance(each, ToolReferenceBlock))
+
+
 def chat_of(system: str | Sequence[SystemBlock] | None, messages: Sequence[MessageInput], seal: Seal) -> Chat:
     """The conversation as chat templates read it. Messages of one role that follow each other are one."""
     if system:
@@ -306,6 +320,7 @@ class ToolDefinition(OpenBody):
     description: str | None = None
     input_schema: Annotated[dict[str, Any], AfterValidator(check_parameters)]
     strict: bool = Field(False, description="the input follows the schema even where the model decides to call")
+    defer_loading: bool = Field(False, description="the model reads of it where a tool_reference has found it")
 
     def to_tool(self) -> Tool:
         """The tool."""
@@ -416,10 +431,30 @@ class PromptFields(OpenBody):
         None, description="whether the model thinks (default: as its template has it)"
     )
 
+    _found: set[str] = PrivateAttr(default_factory=set)
+
+    @model_validator(mode="after")
+    def _show_found_tools(self) -> Self:
+        """A tool that waits to be found is read where it was found first: what came before it stays as it was."""
+        waiting = {tool.name: tool for tool in self.tools if tool.defer_loading}
+        for block in _references(self.messages) if waiting else ():
+            if (tool := waiting.pop(block.tool_name, None)) is not None:
+                block.show(tool.to_tool())
+                self._found.add(tool.name)
+        return self
+
     def without_effect(self) -> list[str]:
-        """Instructions in one text that begin with a line about billing."""
+        """Instructions in one text that begin with a line about billing, and tools that nothing has found yet: the
+        model reads of them at once.
+        """
         is_billed = isinstance(self.system, str) and self.system.startswith(BILLING)
-        return ["system"] if is_billed else []
+        early = (tool.defer_loading and tool.name not in self._found for tool in self.tools)
+        unread = [f"tools.{index}.defer_loading" for index, is_early in enumerate(early) if is_early]
+        return [*(["system"] if is_billed else []), *unread]
+
+    def shown(self, tools: Sequence[Tool]) -> list[Tool]:
+        """Those of the tools that the model reads of in front of the conversation."""
+        return [tool for tool in tools if tool.name not in self._found]
 
     def wish(self) -> Wish:
         """What the call says of thinking."""
@@ -468,6 +503,10 @@ class MessagesBody(CallBody, PromptFields):
         """Those of the prompt, and a form beside calls that must be made."""
         return [*PromptFields.without_effect(self), *CallBody.without_effect(self)]
 
+    def schema_places(self) -> dict[str, str]:
+        """Those of `tools`."""
+        return {tool.name: f"tools.{index}.input_schema" for index, tool in enumerate(self.tools)}
+
     def own_form(self) -> Grammar | None:
         """What `output_config` says."""
         form = None if self.output_config is None else self.output_config.format
@@ -501,15 +540,16 @@ def message_prompt(
     if continues:
         _check_continued(chat, f"messages.{len(body.messages) - 1}.content")
     tools = body.to_tool_use().tools
+    shown = body.shown(tools)
     options: Any = {"add_generation_prompt": not continues, "continue_final_message": continues, "variables": variables}
 
     def encode(text: str) -> list[int]:
         return tokens.encode(text, add_special_tokens=False, limit=limit)
 
     def encode_again(changed: Chat) -> list[int]:
-        return encode(support.chat_text(changed, tools, **options))
+        return encode(support.chat_text(changed, shown, **options))
 
-    text = support.chat_text(chat, tools, **options)
+    text = support.chat_text(chat, shown, **options)
     return ChatPrompt(chat, tools, encode_again, encode(text), support.opening(text))
 
 

@@ -6,9 +6,6 @@ from typing import Any
 
 from app.domain.values import ModelInfo
 
-VERSION_HEADER = "anthropic-version"
-"""Each client of that API sends it."""
-
 
 def model_info(info: ModelInfo, loaded_at: int) -> dict[str, Any]:
     """The model, which the server loaded at `loaded_at`, in Unix seconds."""

@@ -31,8 +31,8 @@ DAY_S = 24 * 3600
 MAX_FILES = 10_000
 """Of one owner."""
 
-FilePurpose = Literal["batch", "user_data"]
-AnyPurpose = Literal["batch", "user_data", "batch_output"]
+FilePurpose = Literal["batch", "user_data", "assistants", "evals", "fine-tune", "vision"]
+AnyPurpose = FilePurpose | Literal["batch_output"]
 
 
 class ExpiresAfter(OpenBody):
@@ -45,7 +45,9 @@ class ExpiresAfter(OpenBody):
 class FileFields(OpenBody):
     """The fields of the form beside the file."""
 
-    purpose: FilePurpose = Field(description="batch: it has the requests of a batch, one a line")
+    purpose: FilePurpose = Field(
+        description="batch: it has the requests of a batch, one a line. Files of other purposes are only kept"
+    )
     expires_after: ExpiresAfter | None = Field(None, description="as expires_after[anchor], expires_after[seconds]")
 
 

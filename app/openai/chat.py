@@ -266,6 +266,10 @@ class ChatBody(GenerationFields):
         """The form beside calls that must be made, and `parallel_tool_calls` without tools."""
         return super().without_effect() + parallel_without_effect(self.tools, parallel=self.parallel_tool_calls)
 
+    def schema_places(self) -> dict[str, str]:
+        """Those of `tools`."""
+        return {tool.function.name: f"tools.{index}.function.parameters" for index, tool in enumerate(self.tools)}
+
     def wish(self) -> Wish:
         """What the call says of thinking."""
         return Wish(self.chat_template_kwargs or {}, self.reasoning_effort, budget=self.thinking_budget)

@@ -57,6 +57,7 @@ from app.openai.response_tools import (
     check_grammars,
     offered_tools,
     response_tool_use,
+    schema_places,
 )
 from app.tools.definitions import ToolUse
 from app.tools.support import ToolSupport
@@ -501,6 +502,10 @@ class ResponseBody(CallBody):
     def to_tool_use(self) -> ToolUse:
         """What the turn may do with its tools. Raises `FieldOutOfRange` if their fields do not fit together."""
         return response_tool_use(self.tools, self.offered, self.tool_choice, parallel=self.parallel_tool_calls)
+
+    def schema_places(self) -> dict[str, str]:
+        """Those of `tools`."""
+        return schema_places(self.tools)
 
     @cached_property
     def offered(self) -> list[OfferedTool]:

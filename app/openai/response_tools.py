@@ -329,6 +329,18 @@ def offered_tools(tools: Iterable[ResponseTool]) -> list[OfferedTool]:
     return offered
 
 
+def schema_places(tools: Iterable[ResponseTool]) -> dict[str, str]:
+    """The field of the schema of each function, by the name that the model sees."""
+    places = dict[str, str]()
+    for index, tool in enumerate(tools):
+        if isinstance(tool, FlatFunctionTool):
+            places[tool.name] = f"tools.{index}.parameters"
+        elif isinstance(tool, NamespaceTool):
+            for number, inner in enumerate(tool.tools):
+                places[flat_name(tool.name, inner.name)] = f"tools.{index}.tools.{number}.parameters"
+    return places
+
+
 def response_tool_use(
     tools: Sequence[ResponseTool],
     offered: Sequence[OfferedTool],

@@ -1,18 +1,18 @@
 """`/v1/files`: uploaded in pieces, listed, read, deleted."""
 
 from contextlib import aclosing
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import FileResponse
 from pydantic import ValidationError
 
-from app.batches.files import DeletedFile, FileFields, FileList, FileObject, FilesQuery
-from app.domain.errors import FieldOutOfRange, TooLarge
+from app.batches.files import DeletedFile, FileFields, FileList, FileObject, FilePurpose, FilesQuery
+from app.domain.errors import FieldOutOfRange, NotFound, TooLarge
 from app.routers.api_calls import IGNORED_DESCRIPTION, IgnoredDep, OpenAIRoute, openai_errors, page_of
 from app.routers.dependencies import OwnerDep, ServicesDep
 from app.web.bodies import FILE, OCTET_STREAM
-from app.web.errors import describe_body
+from app.web.errors import ANTHROPIC_VERSION, describe_body
 from app.web.multipart import FormPart, form_parts
 
 FILES_PATH = "/v1/files"
@@ -20,7 +20,14 @@ MAX_VALUE = 1024
 """Bytes of a field of the form that is no file."""
 MAX_FILENAME = 512
 
-router = APIRouter(prefix=FILES_PATH, tags=["openai"], route_class=OpenAIRoute)
+
+def _is_of_openai(request: Request) -> None:
+    """Raises `NotFound` for a client of Anthropic's API, which has files of another form on the same path."""
+    if ANTHROPIC_VERSION in request.headers:
+        raise NotFound("the server keeps no files of Anthropic's API; /v1/files is that of OpenAI's", param="path")
+
+
+router = APIRouter(prefix=FILES_PATH, tags=["openai"], route_class=OpenAIRoute, dependencies=[Depends(_is_of_openai)])
 ERRORS: dict[int | str, dict[str, Any]] = {**openai_errors(404), 200: {"headers": IGNORED_DESCRIPTION}}
 FORM: dict[str, Any] = {
     "requestBody": {
@@ -32,7 +39,7 @@ FORM: dict[str, Any] = {
                     "required": ["file", "purpose"],
                     "properties": {
                         "file": {"type": "string", "format": "binary"},
-                        "purpose": {"type": "string", "enum": ["batch", "user_data"]},
+                        "purpose": {"type": "string", "enum": [*get_args(FilePurpose)]},
                         "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
                         "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
                     },

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from app.anthropic.models import VERSION_HEADER, list_of_models, model_info
+from app.anthropic.models import list_of_models, model_info
 from app.openai.models import DefaultSampling, LoadModelBody, Model, ModelList, UnloadedModel, UnloadModelBody
 from app.routers.api_calls import IGNORED_DESCRIPTION, OpenAIRoute, as_model, openai_errors
 from app.routers.dependencies import OperatorOnlyDep, Services, ServicesDep, errors
 from app.sessions.adapters import ServedAdapter
 from app.web.bodies import JsonRoute
+from app.web.errors import ANTHROPIC_VERSION
 
 router = APIRouter(tags=["openai"], route_class=OpenAIRoute)
 
@@ -25,7 +26,7 @@ operators_router = APIRouter(
 @router.get("/v1/models", operation_id="listModels", response_model=ModelList, responses=LISTED)
 async def list_models(request: Request, services: ServicesDep) -> ModelList | Response:
     """The served models. With the header `anthropic-version`, as Anthropic's API lists them."""
-    if VERSION_HEADER in request.headers:
+    if ANTHROPIC_VERSION in request.headers:
         adapters = [(as_model(services.info, each), each.since) for each in services.sessions.adapters]
         return JSONResponse(list_of_models([(services.info, services.started_at), *adapters]))
     return ModelList(data=[*_names(services), *(_adapter(services, each) for each in services.sessions.adapters)])
@@ -35,7 +36,7 @@ async def list_models(request: Request, services: ServicesDep) -> ModelList | Re
 async def get_model(model: str, request: Request, services: ServicesDep) -> Model | Response:
     """One served model. Its name may hold slashes. With the header `anthropic-version`, as Anthropic's API has it."""
     found = services.sessions.adapters.get(model)
-    if VERSION_HEADER in request.headers:
+    if ANTHROPIC_VERSION in request.headers:
         if found is not None:
             return JSONResponse(model_info(as_model(services.info, found), found.since))
         return JSONResponse(model_info(services.info, services.started_at))

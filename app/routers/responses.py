@@ -206,14 +206,15 @@ def _again(made: StoredResponse, keyed: KeyedRequest, *, stream: bool) -> Respon
     return with_session(answer, made.conversation.session)
 
 
-async def _events_again(response: ResponseObject) -> AsyncGenerator[bytes, None]:
+async def _events_again(response: ResponseObject, first: int = 0) -> AsyncGenerator[bytes, None]:
     whole = orjson.Fragment(to_json(response))
     events: list[dict[str, Any]] = [{"type": "response.created", "response": whole}]
     for index, item in enumerate(response.output):
         fields = {"output_index": index, "item": orjson.Fragment(to_json(item))}
         events += [{"type": f"response.output_item.{what}", **fields} for what in ("added", "done")]
     events.append({"type": LAST_EVENTS.get(response.status, CANCELLED_EVENT), "response": whole})
-    for number, event in enumerate(events):
+    first = min(first, len(events) - 1)
+    for number, event in enumerate(events[first:], first):
         yield sse_event(event["type"], orjson.dumps({**event, "sequence_number": number}))
 
 
@@ -237,7 +238,10 @@ ERRORS = openai_errors(404, 409, 421)
 class ReadQuery(QueryModel):
     """How to read a response."""
 
-    stream: bool = Field(False, description="only false: events are not kept")
+    stream: bool = Field(False, description="answer with events: those of its items, and its last one")
+    starting_after: int | None = Field(
+        None, ge=0, description="with stream: leaves out the events up to this number, but for the last"
+    )
 
 
 class ItemsQuery(QueryModel):
@@ -248,14 +252,19 @@ class ItemsQuery(QueryModel):
     after: str = Field("", max_length=256, description="id of the item after which the page begins")
 
 
-@kept_router.get("", operation_id="getResponse", response_model=ResponseObject, responses=ERRORS)
+@kept_router.get("", operation_id="getResponse", response_model=ResponseObject, responses={**ERRORS, 200: ANSWERS[200]})
 async def get_response(
     response_id: str, services: ServicesDep, owner: OwnerDep, query: Annotated[ReadQuery, Query()]
 ) -> Response:
-    """A response as it is now."""
-    if query.stream:
-        raise FieldOutOfRange("stream: must be false, the events of a response are not kept", param="stream")
-    return shown(services.responses.find(owner, response_id).answer)
+    """A response as it is now; with `stream`, one that is over as events."""
+    if not query.stream:
+        return shown(services.responses.find(owner, response_id).answer)
+    if services.responses.find_running(owner, response_id) is not None:
+        raise FieldOutOfRange(
+            "stream: false while the response runs, which only its own call can follow", param="stream"
+        )
+    first = 0 if query.starting_after is None else query.starting_after + 1
+    return EventStream(_events_again(services.responses.find(owner, response_id).answer, first))
 
 
 @kept_router.delete("", operation_id="deleteResponse", responses=ERRORS)

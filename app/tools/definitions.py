@@ -95,6 +95,11 @@ class ToolUse:
         return self.is_narrowed or any(tool.strict for tool in self.callable)
 
     @property
+    def holds_arguments(self) -> bool:
+        """Whether calls must follow the schemas of their arguments, beside texts that have a form."""
+        return self.is_narrowed or any(tool.strict and tool.lark is None for tool in self.callable)
+
+    @property
     def is_narrowed(self) -> bool:
         """Whether some calls, or none at all, are what the client does not allow."""
         allowed = self.callable

@@ -45,8 +45,13 @@ _SILENT: tuple[tuple[str, object], ...] = (
     ("uniqueItems", False),
 )
 
-_FOREIGN = frozenset({"uniqueItems", "propertyNames", "contains", "minContains", "maxContains", "dependentRequired"})
-"""Keywords that no grammar here can hold a call to: without them the schema takes more."""
+_FOREIGN = frozenset(
+    {
+        *("propertyNames", "uniqueItems", "not", "if", "then", "else", "dependentRequired", "dependentSchemas"),
+        *("dependencies", "contains", "minContains", "maxContains", "unevaluatedItems"),
+    }
+)
+"""Keywords that llguidance does not know. A schema without them only takes more."""
 
 Literal = Callable[[str], str]
 """Writes a text as terminals: a marker that is a token is one that no text can spell."""
@@ -81,8 +86,7 @@ def call_grammar(
     """
     literal, ids = literals(form.markers, token_id)
     repeats = form.can_repeat and use.parallel
-    texts_only = all(tool.lark is not None for tool in use.callable if tool.strict)
-    held = use.is_narrowed or content_schema is not None or not texts_only
+    held = use.holds_arguments or content_schema is not None
     rules = list(_call_rules(use.callable, form, literal, held=held))
     more = f"({literal(form.separator)} {literal(form.before)} call){{0,{MAX_CALLS - 1}}}" if repeats else ""
     calls = f"calls: {literal(form.opening)} {literal(form.before)} call {more} {literal(form.closing)}"
@@ -104,7 +108,7 @@ def _call_rules(tools: Sequence[Tool], form: ToolFormat, literal: Literal, *, he
     yield "call: " + " | ".join(f"call_{index}" for index in range(len(tools)))
     for index, tool in enumerate(tools):
         head, tail = form.write_head(json.dumps(tool.name)), form.tail + form.after
-        schema = known_keywords(tool.schema) if held or tool.lark is not None else ANY_OBJECT
+        schema = held_schema(tool) if held or tool.lark is not None else ANY_OBJECT
         lark = tool.lark if form.pair is None else tool.plain_lark
         text = ANY_TEXT
         if lark is not None:
@@ -223,35 +227,40 @@ def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**schema, "additionalProperties": False}
 
 
-def known_keywords(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema without keywords that say nothing or hold nothing: clients write null for none."""
-    known: dict[str, Any] = {}
+def held_schema(tool: Tool) -> dict[str, Any]:
+    """What holds the arguments of a tool: its schema without keywords that say nothing, as zod writes one for records,
+    and other clients null for none. Unless the tool is strict, without those that llguidance does not know.
+    """
+    return _held(tool.schema, [], "", strict=tool.strict)
+
+
+def foreign_keywords(tool: Tool) -> list[str]:
+    """The keywords that `held_schema` leaves out although they say something, by their dotted paths."""
+    foreign = list[str]()
+    _held(tool.schema, foreign, "", strict=tool.strict)
+    return foreign
+
+
+def _held(schema: Mapping[str, Any], foreign: list[str], path: str, *, strict: bool) -> dict[str, Any]:
+    def known(each: Any, name: str) -> Any:
+        return _held(each, foreign, f"{name}.", strict=strict) if isinstance(each, dict) else each
+
+    held: dict[str, Any] = {}
     for key, value in schema.items():
-        if (value is None and key != "const") or key in _FOREIGN:
+        name = path + key
+        if (value is None and key != "const") or (key, value) in _SILENT:
             continue
-        if key in _VALUES:
-            known[key] = value
+        if key in _FOREIGN and not strict:
+            foreign.append(name)
+        elif key in _VALUES:
+            held[key] = value
         elif key in _NAMED and isinstance(value, dict):
-            known[key] = {name: _known(each) for name, each in value.items()}
+            held[key] = {inner: known(each, f"{name}.{inner}") for inner, each in value.items()}
+        elif isinstance(value, list):
+            held[key] = [known(each, f"{name}.{index}") for index, each in enumerate(value)]
         else:
-            known[key] = [_known(each) for each in value] if isinstance(value, list) else _known(value)
-    return known
-
-
-def foreign_keywords(schema: Mapping[str, Any]) -> set[str]:
-    """Those that `known_keywords` leaves out although they say something. Zod writes one that does not for records."""
-    found = {key for key in _FOREIGN & schema.keys() if schema[key] is not None and (key, schema[key]) not in _SILENT}
-    for key, value in schema.items():
-        if key in _VALUES or key in _FOREIGN:
-            continue
-        inner = value.values() if key in _NAMED and isinstance(value, dict) else value
-        for each in [inner] if isinstance(inner, dict) else inner if isinstance(inner, Iterable) else ():
-            found |= foreign_keywords(each) if isinstance(each, dict) else set()
-    return found
-
-
-def _known(schema: Any) -> Any:
-    return known_keywords(schema) if isinstance(schema, dict) else schema
+            held[key] = known(value, name)
+    return held
 
 
 def with_spaces(schema: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from app.tools.grammar import (
     any_answer,
     call_grammar,
     foreign_keywords,
-    known_keywords,
+    held_schema,
     plain_grammar,
     with_spaces,
 )
@@ -282,15 +282,18 @@ def form_without_effect(form: Grammar | None, use: ToolUse) -> list[str]:
     return [form.field.removesuffix(".schema").removesuffix(".json_schema")]
 
 
-def keywords_without_effect(use: ToolUse) -> list[str]:
-    """Keywords of schemas to which no grammar can hold the calls that it holds, by tool."""
-    held = [tool for tool in use.callable if use.is_narrowed or tool.strict]
-    return [f"tools.{tool.name}.{keyword}" for tool in held for keyword in sorted(foreign_keywords(tool.schema))]
+def loosened(form: Grammar | None, use: ToolUse, places: Mapping[str, str]) -> list[str]:
+    """The keywords of schemas that calls would have to follow, and need not. `places` has the field of each schema, by
+    the name of its tool.
+    """
+    if form is None and not use.holds_arguments:
+        return []
+    return [f"{places[tool.name]}.{path}" for tool in use.callable for path in foreign_keywords(tool)]
 
 
 def _part_of(tool: Tool) -> Grammar:
     if tool.lark is None:
-        return _part(known_keywords(tool.schema))
+        return _part(held_schema(tool))
     text = f"start: {START}\n{tool.lark}".replace(PREFIX, "TEXT_")
     return Grammar(GrammarKind.LARK, text, "tools")
 

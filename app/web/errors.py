@@ -38,9 +38,12 @@ LONG_WORD = re.compile(r"(\S{100})\S+")
 LONGEST_TEXT = 1000
 """Characters of an error's message: a client's own input can be in it."""
 
-MESSAGES_PATH, MODELS_PATH = "/v1/messages", "/v1/models"
-VERSION_HEADER = b"anthropic-version"
-"""Each client of Anthropic's API sends it."""
+ANTHROPIC_VERSION = "anthropic-version"
+"""The header that each client of Anthropic's API sends."""
+MESSAGES = "/v1/messages"
+"""What paths begin with that only Anthropic's API has, which has another error body."""
+BOTH = ("/v1/models", "/v1/files")
+"""Those that OpenAI's has too."""
 OVERLOADED = 529
 """What that API answers in place of 503."""
 MESSAGES_TYPES = {
@@ -54,19 +57,17 @@ MESSAGES_TYPES = {
 """Its words for a status that has its own."""
 
 
-def speaks_messages(scope: Mapping[str, Any]) -> bool:
-    """Whether a request is one of Anthropic's API, which has another error body: by its path, or where both APIs have
-    the path by its header.
-    """
+def is_of_anthropic(scope: Mapping[str, Any]) -> bool:
+    """Whether the request of an ASGI `scope` is one of Anthropic's API: by its path, or by its header."""
     path: str = scope["path"]
-    if path == MODELS_PATH or path.startswith(f"{MODELS_PATH}/"):
-        return any(name == VERSION_HEADER for name, _ in scope.get("headers", ()))
-    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+    if path.startswith(BOTH):
+        return ANTHROPIC_VERSION.encode() in dict(scope.get("headers", ()))
+    return path == MESSAGES or path.startswith(f"{MESSAGES}/")
 
 
 def error_answer(error: DjinnError, scope: Mapping[str, Any]) -> tuple[int, bytes]:
     """The status and the body of the answer to the request of an ASGI `scope`."""
-    if not speaks_messages(scope):
+    if not is_of_anthropic(scope):
         return error.status, error_body(error)
     return _messages_status(error), messages_error_body(error, scope.get("state", {}).get("request_id"))
 

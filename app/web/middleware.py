@@ -29,7 +29,7 @@ from app.domain.text import ANY_HOST, PRIVATE_HOSTS, is_private_name
 from app.logs import REQUEST, method_of, route_of, session_of
 from app.telemetry.traces import TRACE_RESPONSE
 from app.web.bodies import matched
-from app.web.errors import REQUEST_ID_HEADER, error_response, speaks_messages
+from app.web.errors import REQUEST_ID_HEADER, error_response, is_of_anthropic
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class RequestMiddleware:
                 answer.status = message.get("status", SWITCHING_PROTOCOLS)
                 answer.session = headers.get(SESSION_HEADER, "")
                 headers[REQUEST_ID_HEADER] = request_id
-                if speaks_messages(scope):
+                if is_of_anthropic(scope):
                     headers[MESSAGES_HEADER] = request_id
                 if TRACE_RESPONSE in state:
                     headers[TRACE_RESPONSE] = state[TRACE_RESPONSE]

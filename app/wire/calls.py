@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import Grammar
 from app.tools.definitions import ToolUse
-from app.tools.support import form_without_effect, keywords_without_effect
+from app.tools.support import form_without_effect, loosened
 from app.wire.extras import OpenBody
 from app.wire.probes import ProbeReading
 from app.wire.turns import SamplingFields, is_none
@@ -81,5 +81,9 @@ class CallBody(SamplingFields, OpenBody):
 
     def without_effect(self) -> list[str]:
         """The declared fields that change nothing beside the others of this body."""
-        use = self.to_tool_use()
-        return form_without_effect(self.to_grammar(), use) + keywords_without_effect(use)
+        form, use = self.to_grammar(), self.to_tool_use()
+        return form_without_effect(form, use) + loosened(form, use, self.schema_places())
+
+    def schema_places(self) -> dict[str, str]:
+        """The field of the schema of each tool, by the tool's name."""
+        return {}

@@ -215,6 +215,28 @@ def test_images_and_documents_are_left_out_by_a_text_and_tools_that_were_found_a
     assert (tool["content"].split("\n")[2], "An image was left out" in user["content"]) == ("look_up", True)
 
 
+def test_a_tool_that_a_search_finds_leaves_the_prompt_before_it_as_it_was(http: httpx.Client) -> None:
+    def ask(tools: list[Any], *more: Any) -> Any:
+        answer = http.post("/v1/messages", json={**ASK, "tools": tools, "messages": [*ASK["messages"], *more]})
+        usage = anthropic.types.Usage.model_validate(answer.raise_for_status().json()["usage"])
+        return usage, answer.headers.get("x-djinn-ignored")
+
+    late = {
+        "name": "look_up",
+        "description": "Finds a word.",
+        "input_schema": {"type": "object"},
+        "defer_loading": True,
+    }
+    found = {"type": "tool_result", "tool_use_id": "toolu_a", "content": [FOUND]}
+    more = [CALLS_NOW, {"role": "user", "content": [found]}]
+    before, _ = ask([TOOL])
+    after, told = ask([late, TOOL], *more)
+    named, _ = ask([TOOL], *more)
+    assert after.cache_read_input_tokens >= prompt_of(before) - 16
+    assert (prompt_of(after) > prompt_of(named) + len("Finds a word."), told) == (True, None)
+    assert ask([late, TOOL])[1] == "tools.0.defer_loading"
+
+
 def test_the_model_is_listed_as_the_sdk_reads_it(sdk: anthropic.Anthropic, http: httpx.Client) -> None:
     page = sdk.models.list(limit=20)
     [model] = page

@@ -21,7 +21,7 @@ from tests.processes import metric
 from tests.serving import serve
 from tests.waiting import wait_until
 
-PURPOSE = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nvision'
+PURPOSE = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch_output'
 BEGIN = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
 END = b"\r\n--b--\r\n"
 

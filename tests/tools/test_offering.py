@@ -17,7 +17,7 @@ from app.text.generation import TextChunk
 from app.text.tokenizer import Tokens
 from app.tools.definitions import Tool, ToolMode, ToolUse
 from app.tools.formats import HERMES, LLAMA, MISTRAL, ToolFormat
-from app.tools.grammar import MAX_CALLS, call_grammar
+from app.tools.grammar import MAX_CALLS, call_grammar, foreign_keywords
 from app.tools.lark import START, plain_lark, quoted_lark, quoted_regex
 from app.tools.prompt import messages_for_template
 from app.tools.reader import Content
@@ -294,6 +294,17 @@ def test_keywords_that_say_nothing_are_left_out() -> None:
     grammar = grammar_of(HERMES, use)
     assert takes(grammar, write(HERMES, ("f", '{"required": {"a": 1}, "n": null}')))
     assert not takes(grammar, write(HERMES, ("f", '{"n": 2}')))
+
+
+def test_keywords_that_no_grammar_holds_loosen_the_schema_unless_it_is_strict() -> None:
+    twice = {"type": "array", "items": {"enum": ["a"], "not": {}}, "uniqueItems": True, "contains": {"const": "a"}}
+    schema = {"properties": {"not": twice}, "required": ["not"], "if": {}, "then": {"not": {}}}
+    grammar = grammar_of(HERMES, ToolUse.of([Tool("f", None, schema)], ToolMode.REQUIRED, None, parallel=False))
+    assert takes(grammar, write(HERMES, ("f", '{"not": ["a", "a"]}')))
+    assert not takes(grammar, write(HERMES, ("f", '{"not": ["b"]}')))
+    places = ["properties.not.items.not", "properties.not.uniqueItems", "properties.not.contains", "if", "then"]
+    assert foreign_keywords(Tool("f", None, schema)) == places
+    assert foreign_keywords(Tool("f", None, schema, strict=True)) == []
 
 
 @ALL_FORMATS

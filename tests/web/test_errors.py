@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 import app.main
 from app.domain.errors import Busy, Draining, FieldOutOfRange
-from app.web.errors import MESSAGES_PATH, described, error_answer, install_error_handlers
+from app.web.errors import MESSAGES, described, error_answer, install_error_handlers
 from app.web.middleware import RequestMiddleware
 from app.wire.base import WireModel
 from tests.errors import assert_error, assert_messages_error
@@ -48,7 +48,7 @@ def test_a_wrong_method_names_all_that_the_path_has(http: httpx.Client) -> None:
     assert http.put("/v1/sessions", json={}).headers["allow"] == "GET, HEAD, POST"
     for path, methods in http.get("/openapi.json").json()["paths"].items():
         response = http.request("TRACE", re.sub(r"\{\w+\}", "x", path))
-        if path.startswith(MESSAGES_PATH):
+        if path.startswith(MESSAGES):
             assert_messages_error(response, 405)
         else:
             assert_error(response, 405, "method_not_allowed")

@@ -5,11 +5,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.clients.agents.scripted import call
+from tests.clients.agents.scripted import SUBTASK, call
 from tests.clients.environments import folder_of, making, python_environment, run
 
 CACHE = ".venv-agents"
-COMMANDS = ["cat calc.py", "sed -i 's/a - b/a + b/' calc.py; cat calc.py", "git diff --no-index /dev/null calc.py"]
+COMMANDS = [
+    "cat calc.py",
+    "sed -i 's/a - b/a + b/' calc.py; cat calc.py",
+    "git diff --no-index /dev/null calc.py",
+    "ls -la",
+    "wc calc.py",
+    "md5sum calc.py",
+    *(f"echo {word}" for word in ("seven", "eight", "nine")),
+]
 DONE = "The bug in calc.py is mended."
 
 
@@ -25,21 +33,26 @@ class Agent:
     command: Sequence[str]
     files: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    is_python: bool = False
+    python: str = ""
+    """The version of Python that it needs; empty: it comes from npm."""
+    more: Sequence[Sequence[str]] = ()
+    """Further commands, which go on with the conversation."""
 
     def programs(self) -> Path:
         """The folder of its programs. The first call installs it."""
-        if self.is_python:
-            return python_environment(CACHE, self.packages[0].partition("=")[0], self.packages).parent
-        folder = folder_of(CACHE, "npm", self.packages)
+        folder = folder_of(CACHE, "python" if self.python else "npm", self.packages)
         with making(folder) as is_missing:
-            if is_missing:
+            if is_missing and self.python:
+                uv = str(python_environment(CACHE, "uv", ["uv"]).parent / "uv")  # in seconds, where pip takes minutes
+                run(uv, "venv", "--clear", "--python", self.python, str(folder))
+                run(uv, "pip", "install", "--python", str(folder), *self.packages)
+            elif is_missing:
                 run("npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), *self.packages)
-        return folder / "node_modules" / ".bin"
+        return folder / ("bin" if self.python else "node_modules/.bin")
 
 
 def shell_loop(tool: str, argument: str, *more: str, **others: Any) -> list[str]:
-    """Look, mend, look again by a tool that runs commands; then `more`, and the last words."""
+    """Look, mend, look again and again by a tool that runs commands; then `more`, and the last words."""
     return [*(call(tool, **{argument: each, **others}) for each in COMMANDS), *more, DONE]
 
 
@@ -52,6 +65,8 @@ base_url = "$URL/v1"
 wire_api = "responses"
 env_key = "DJINN_API_KEY"
 """
+CODEX_EXEC = ["codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+CLAUDE = ["claude", "--allowedTools", "Bash Read Edit", "-p"]
 OPENCODE = {
     "model": "djinn/$MODEL",
     "small_model": "djinn/$MODEL",
@@ -74,7 +89,29 @@ version: 0.0.1
 schema: v1
 models: [{name: $MODEL, provider: openai, model: $MODEL, apiBase: $URL/v1, apiKey: none}]
 """
+OPENHANDS = """
+import os, sys
+from openhands.sdk import LLM, Agent, Conversation, Tool
+from openhands.tools.file_editor import FileEditorTool
+from openhands.tools.terminal import TerminalTool
+
+llm = LLM(model="openai/$MODEL", base_url="$URL/v1", api_key="none")
+agent = Agent(llm=llm, tools=[Tool(name=TerminalTool.name), Tool(name=FileEditorTool.name)])
+conversation = Conversation(agent=agent, workspace=os.getcwd())
+conversation.send_message(sys.argv[1])
+conversation.run()
+"""
 AGENTS = {
+    "openhands": Agent(
+        packages=["openhands-sdk==1.58.2", "openhands-tools==1.58.2"],
+        script=[
+            *(call("terminal", command=each, summary="Work on calc.py", security_risk="LOW") for each in COMMANDS),
+            call("finish", message=DONE),
+        ],
+        command=["python", "../run.py"],
+        files={"run.py": OPENHANDS},
+        python="3.12",
+    ),
     "qwen-code": Agent(
         packages=["@qwen-code/qwen-code@0.24.4"],
         script=shell_loop("run_shell_command", "command", is_background=False),
@@ -108,26 +145,36 @@ AGENTS = {
             "MSWEA_COST_TRACKING": "ignore_errors",
             "MSWEA_CONFIGURED": "true",
         },
-        is_python=True,
+        python="3.11",
     ),
     "opencode": Agent(
         packages=["opencode-ai@1.18.33"],
-        script=shell_loop("bash", "command", description="Work on calc.py"),
+        script=[
+            call("task", description="Look at calc.py", prompt=SUBTASK, subagent_type="general"),
+            *shell_loop("bash", "command", description="Work on calc.py"),
+        ],
         command=["opencode", "run"],
+        more=[["opencode", "run", "--continue", "And now?"]],
         files={".config/opencode/opencode.json": OPENCODE},
         environment={"OPENCODE_DISABLE_AUTOUPDATE": "1"},
     ),
     "codex": Agent(
         packages=["@openai/codex@0.171.0"],
         script=shell_loop("exec_command", "cmd"),
-        command=["codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"],
+        command=CODEX_EXEC,
+        more=[[*CODEX_EXEC, "resume", "--last", "And now?"]],
         files={".codex/config.toml": CODEX},
         environment={"DJINN_API_KEY": "none"},
     ),
     "claude-code": Agent(
         packages=["@anthropic-ai/claude-code@2.1.332"],
-        script=shell_loop("Bash", "command"),
-        command=["claude", "--allowedTools", "Bash Read Edit", "-p"],
+        script=[
+            call("Agent", description="Look at calc.py", prompt=SUBTASK, subagent_type="general-purpose"),
+            call("ToolSearch", query="select:WebSearch,NotebookEdit", max_results=5),
+            *shell_loop("Bash", "command"),
+        ],
+        command=CLAUDE,
+        more=[[*CLAUDE, "--continue", "/compact"], [*CLAUDE, "--continue", "And now?"]],
         environment={
             "ANTHROPIC_BASE_URL": "$URL",
             "ANTHROPIC_AUTH_TOKEN": "none",

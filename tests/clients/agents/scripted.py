@@ -38,11 +38,19 @@ Answer with <tool_call>
 {% else -%}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
 {% endif -%}
+{%- set said = m.content | string -%}
+{%- if m.role == 'user' and SUBTASK in said or (m.role == 'assistant' or loop.index < 4) and DONE in said -%}
+{%- set at.step = LAST -%}
+{%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|im_start|>assistant
 {{ cue(at.step) }}{%- endif -%}
 """
-"""Before each answer stands a cue, which the model goes on from: it tells how many tools have run."""
+"""Before each answer stands a cue, which the model goes on from: it tells how many tools have run. Subagents, and
+conversations that are done or begin with a summary, are at the end of the script.
+"""
+SUBTASK = "Say what calc.py does."
+"""The task of a subagent."""
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -54,7 +62,8 @@ def call(name: str, **arguments: Any) -> str:
 def write_scripted_model(folder: Path, source: Path, script: Sequence[str]) -> None:
     """Make the model in `folder`, with the tokenizer of the Transformers folder `source`.
 
-    It answers with the next text of the script after each result of a tool, and with the last to a call without tools.
+    It answers with the next text of the script after each result of a tool, and with the last to a call without tools,
+    to a subagent, and once it has said that.
     Each text is one token. Such a token's embedding is a unit vector that no layer changes, and in the head only
     the token that follows looks at it. After any other token the turn ends.
     """
@@ -81,7 +90,10 @@ def write_scripted_model(folder: Path, source: Path, script: Sequence[str]) -> N
         "dtype": "float32",
     }
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "chat_template.jinja").write_text(TEMPLATE.strip().replace("LAST", str(len(script) - 1)))
+    template = TEMPLATE.strip().replace("LAST", str(len(script) - 1))
+    for name, text in (("SUBTASK", SUBTASK), ("DONE", script[-1])):
+        template = template.replace(name, json.dumps(text))
+    (folder / "chat_template.jinja").write_text(template)
     save_file(_weights(first, len(tokens), end), folder / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -7,9 +7,9 @@ import socket
 import struct
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -66,6 +66,22 @@ def turns_of(url: str) -> Iterator[list[dict[str, Any]]]:
     yield ended
 
 
+def check_what_sessions_share(url: str, turns: Sequence[Any]) -> None:
+    """The first call of a session finds what its prompt has in common with any session before it, but for a block."""
+    began = {turn["session_id"]: turn["usage"] for turn in reversed(turns)}
+    before: list[list[int]] = []
+    for session_id in dict.fromkeys(turn["session_id"] for turn in turns):
+        answer = httpx.get(f"{url}/v1/sessions/{session_id}/history")
+        if answer.status_code == 404:  # of a side call
+            continue
+        history = answer.json()["token_ids"]
+        pairs = (zip(history, each, strict=False) for each in before)
+        shared = max((sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], each)) for each in pairs), default=0)
+        usage = began[session_id]
+        assert usage["cached_tokens"] >= min(shared, usage["prompt_tokens"]) - BLOCK
+        before.append(history)
+
+
 @pytest.mark.parametrize("name", AGENTS)
 def test_an_agent_mends_a_bug(tmp_path: Path, name: str) -> None:
     agent = AGENTS[name]
@@ -85,20 +101,20 @@ def test_an_agent_mends_a_bug(tmp_path: Path, name: str) -> None:
             (home / path).write_text(filled(content if isinstance(content, str) else json.dumps(content)))
         environment = {key: filled(value) for key, value in agent.environment.items()}
         environment |= {"HOME": str(home), "PATH": f"{programs}:/usr/bin:/bin", "TERM": "dumb"}
+
+        def run(command: Sequence[str]) -> None:
+            options: Any = {"cwd": work, "env": environment, "stdin": subprocess.DEVNULL, "timeout": 300}
+            done = subprocess.run([*map(filled, command)], **options, capture_output=True, text=True, check=False)
+            assert (done.returncode, (work / "calc.py").read_text()) == (0, MENDED), done.stdout + done.stderr
+
         with turns_of(server.url) as turns:
-            command = [*map(filled, agent.command), TASK]
-            done = subprocess.run(
-                command,
-                cwd=work,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=300,
-            )
-        assert (done.returncode, (work / "calc.py").read_text()) == (0, MENDED), done.stdout + done.stderr
-    # Calls for a title have shorter prompts than the loop has.
-    loop = sorted(turns, key=lambda turn: turn["usage"]["prompt_tokens"])[-len(agent.script) :]
+            run([*agent.command, TASK])
+            first = turns[:]
+            for command in agent.more:
+                run(command)
+        check_what_sessions_share(server.url, turns)
+    # Calls for a title, and those of subagents, have shorter prompts than the loop has.
+    loop = sorted(first, key=lambda turn: turn["usage"]["prompt_tokens"])[-len(agent.script) :]
     assert len({turn["session_id"] for turn in loop}) == 1, "a conversation is one session"
     usages = [turn["usage"] for turn in loop]
     print(name, *(f"{usage['cached_tokens']:,} of {usage['prompt_tokens']:,};" for usage in usages))

@@ -28,8 +28,10 @@ def test_a_response_can_be_read_again_until_it_is_deleted_with_its_session(sdk: 
     raw = sdk.responses.with_raw_response.create(**GREEDY, input="Hello", instructions="Be brief.", user="Ada")
     made, session = raw.parse(), f"/v1/sessions/{raw.headers['x-session-id']}"
     assert sdk.responses.retrieve(made.id) == made
-    streamed = http.get(f"/v1/responses/{made.id}", params={"stream": "true"})
-    assert_error(streamed, 400, "field_out_of_range", param="stream")
+    events = [*sdk.responses.retrieve(made.id, stream=True)]
+    assert [event.sequence_number for event in events] == [0, 1, 2, 3]
+    assert (events[1].item, events[2].item, events[3].response) == (made.output[0], made.output[0], made)
+    assert [*sdk.responses.retrieve(made.id, stream=True, starting_after=9)] == events[3:]
     with pytest.raises(openai.BadRequestError, match="incomplete"):
         sdk.responses.cancel(made.id)
     assert http.get(session).status_code == 200
@@ -76,6 +78,8 @@ def test_a_running_response_can_be_cancelled(sdk: Any, http: httpx.Client) -> No
     with sdk.responses.create(**LONG, previous_response_id=before.id, stream=True) as stream:
         running = next(iter(stream)).response.id
         assert sdk.responses.retrieve(running).status == "in_progress"
+        early = http.get(f"/v1/responses/{running}", params={"stream": "true"})
+        assert_error(early, 400, "field_out_of_range", param="stream")
         refused = http.delete(f"/v1/responses/{running}")
         assert "cancel" in assert_error(refused, 400, "malformed_request", param="response_id")
         assert sdk.responses.cancel(running).status == "cancelled"
