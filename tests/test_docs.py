@@ -128,7 +128,7 @@ def test_the_table_of_models_is_that_of_the_registry() -> None:
     rows.append(("---",) * len(rows[0]))
     assert in_place <= FAMILIES.keys()
     for kind, family in sorted(FAMILIES.items()):
-        config = AutoConfig.for_model(kind, n_shared_experts=1)  # dots1's own default is none
+        config = AutoConfig.for_model(kind)
         cut = "yes" if family.divided(config) else "no"
         kept = "dequantized" if family.turned or has_turned_experts(config) else "kept"
         gguf = "in place" if kind in in_place else "converted"

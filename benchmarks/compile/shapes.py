@@ -13,6 +13,8 @@ from torch import Tensor
 from app.gpu.kernels.attention.base import FLOAT8, AttentionSpec, make_batch
 from app.gpu.kernels.attention.cuda import PROMPT_ROWS
 from app.gpu.kernels.attention.triton_paged import LEAST_ROWS, attend, store
+from app.gpu.kernels.folding.base import Convolution, Recurrence
+from app.gpu.kernels.folding.triton_folding import convolve, recur
 from app.gpu.kernels.linear.eight_bits import INT8_BLOCK, float8_rows
 from app.gpu.kernels.linear.groups import Codes, Grouped
 from app.gpu.kernels.linear.triton_matmul import grouped_matmul, matmul, matvec, round_rows
@@ -134,6 +136,7 @@ def wide_launches(dtype: str, capability: int) -> Iterator[tuple[str, Launch]]:
     yield "norm", lambda: rms_norm(inputs[-1], weight[0], 1e-5)
     yield "add and norm", lambda: add_rms_norm(inputs[-1], inputs[-1], weight[0], 1e-5)
     yield "silu and product", lambda: silu_mul(inputs[-1])
+    yield from folding_launches(weight)
     if weight.dtype is torch.float32:  # once: numbers of tokens and blocks have no other type
         batch, columns = make_batch([(3, 1)], [[0]], 16, weight.device), torch.zeros(4, 8, dtype=torch.int64)
         given, tables = batch.positions, torch.zeros(8, 4, dtype=torch.int32)
@@ -143,3 +146,17 @@ def wide_launches(dtype: str, capability: int) -> Iterator[tuple[str, Launch]]:
         uniforms, limits = column.double(), (column.long(), column, column)
         yield "draw", lambda: draw(weight[:1], uniforms)
         yield "limited draw", lambda: draw(weight[:1], uniforms, *limits)
+
+
+def folding_launches(weight: Tensor) -> Iterator[tuple[str, Launch]]:
+    """Those of layers that fold tokens into a state, of the type of `weight`: heads of Qwen3-Next and Qwen3.5."""
+    heads, keys = 2, 128
+    convolution = Convolution(4 * heads * keys // 2, 4, 0)
+    recurrence = Recurrence(heads, heads // 2, keys, keys, 4 * convolution.channels * 4, 1e-6)
+    batch = make_batch([(0, 1), (0, 3)], [[0], [0]], 16, weight.device)
+    states = torch.zeros(2, recurrence.first + heads * keys * keys * 4, dtype=torch.uint8)
+    x, taps = weight[:4, : convolution.channels], weight[:4, : convolution.channels].contiguous()
+    mixed, floats = torch.zeros(4, convolution.channels), torch.zeros(heads)
+    yield "short convolution", lambda: convolve(x, taps, None, states, batch, convolution)
+    others = weight[0, :heads].contiguous(), states, batch, recurrence, weight[:4, : heads * keys], weight[0, :keys]
+    yield "gated delta rule", lambda: recur(mixed, x[:, : 2 * heads], floats, *others)

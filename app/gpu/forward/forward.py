@@ -303,20 +303,22 @@ class Runner:
             token_ids, index = _place_tokens(rows, before, put)
             # Whether each row `is_plain`, without a call for each of hundreds.
             is_plain = decodes and len(requests) == len(rows)
-            if (
-                is_plain
-                and not self._folds
-                and not [1 for row in rows if (path := row.path).steps or path.lo or path.hi != layers]
-            ):
+            if is_plain and not [1 for row in rows if (path := row.path).steps or path.lo or path.hi != layers]:
                 batch = self._batches.place(rows, put)
+                states = RowStates(self.pool, rows, half_states, put) if self._folds else None
                 self._staging.send()
                 token_ids = token_ids if index is None else token_ids[index]
+                if states is not None:
+                    states.read()
+                    batch = states.give_all(batch)
                 if graphs is not None:
                     step.launch(graphs.replay_whole(token_ids, batch))
                     self._replayed += 1
                 else:
                     step.launch(run_piece(stack, self._run_layers, 0, layers + 1, token_ids, batch))
                     self._eager += 1
+                if states is not None:
+                    states.write()
             else:
                 actions = BoundaryActions(rows, put, self._streams, self._place_vector)
                 in_place = graphs if decodes else None
@@ -383,7 +385,9 @@ class RowStates:
         """By place, of rows that have run some layers already."""
         for place, row in enumerate(rows):
             checkpoint = row.sequence.checkpoint if row.path.lo else None
-            below = half_states.get(row.whole, None if checkpoint is None else checkpoint.states)
+            below = None if checkpoint is None else checkpoint.states
+            if half_states:
+                below = half_states.get(row.whole, below)
             if below is not None:
                 assert isinstance(below, HostTensor)
                 self._below[place] = below
@@ -404,11 +408,16 @@ class RowStates:
         for place, below in self._below.items():
             below.load(self._words[place : place + 1].view(torch.uint8)[:, : below.shape[1]])
 
+    def give_all(self, batch: Batch) -> Batch:
+        """The batch of all rows with their states, which layers change in place."""
+        return replace(batch, states=self._words.view(torch.uint8))
+
     def give(self, rows: tuple[int, ...], batch: Batch) -> Batch:
         """The batch of these rows with their states, which layers change."""
         members = self._members.get(rows)
-        words = self._words if members is None else self._words[members]
-        return replace(batch, states=words.view(torch.uint8))
+        if members is None:
+            return self.give_all(batch)
+        return replace(batch, states=self._words[members].view(torch.uint8))
 
     def take(self, rows: tuple[int, ...], batch: Batch) -> None:
         """Keep the states that layers have left in the batch of these rows."""

@@ -71,7 +71,7 @@ class KVPool:
         self.state_bytes_below = [state_bytes(stack.states[:layer]) for layer in range(len(stack.states) + 1)]
         """Of a state, how many bytes at its beginning are of layers below each boundary."""
         word = next(word for word in _WORDS if block_bytes % word.itemsize == 0)
-        self._words = self.data.view(torch.uint8).view(word).view(num_blocks, -1) if self.state_blocks else None
+        self._words = self.data.view(torch.uint8).view(num_blocks, -1).view(word) if self.state_blocks else None
         self._room: Tensor | None = None
 
     def layer(self, index: int) -> Tensor:

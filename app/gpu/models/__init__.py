@@ -1,5 +1,7 @@
 """The one way to a model: from its name, config and weights to a `LayerStack`."""
 
+import logging
+
 import torch
 
 from app.domain.errors import DjinnError, FieldOutOfRange
@@ -9,14 +11,16 @@ from app.gpu.kernels.linear.base import WHOLE, MatmulPrecision, Shard
 from app.gpu.models.base import LayerStack
 from app.gpu.models.family import Family, OwnStack, points_of
 from app.gpu.models.gpt2 import GPT2
-from app.gpu.models.llama import LLAMA
-from app.gpu.models.variants import VARIANTS, has_turned_experts, is_variant
+from app.gpu.models.llama import LFM2, LLAMA
+from app.gpu.models.variants import VARIANTS, has_turned_experts, is_variant, unread
 from app.gpu.weights.bundles import ResidentWeights, Weights
 from app.gpu.weights.checkpoint import weights_of
 from app.gpu.weights.source import WeightSource
 from app.model_store.resolve import ResolvedModel
 
-FAMILIES = {"gpt2": GPT2, **dict.fromkeys(VARIANTS, LLAMA)}
+logger = logging.getLogger(__name__)
+
+FAMILIES = {"gpt2": GPT2, **dict.fromkeys(VARIANTS, LLAMA), "lfm2": LFM2}
 """Those that run on kernels of ours, by `model_type`."""
 _KNOWN = ", ".join(sorted(FAMILIES))
 UNBOUNDED = 32_768
@@ -46,6 +50,9 @@ def load_stack(
     if can_be_streamed(model):
         weights = ResidentWeights(device, dtype, batch_invariant=batch_invariant, products=products)
         return build_stack(model, weights_of(model, device, dtype), weights, attention, max_model_len, shard)
+    left = unread(model.config) if model.config.model_type in VARIANTS else []
+    if left:
+        logger.info("it runs on Transformers' modules: Djinn's layers do not read %s", ", ".join(left))
     from app.gpu.models.transformers import load_transformers_stack  # imports much of Transformers
 
     try:
@@ -120,6 +127,14 @@ def _family_of(model: ResolvedModel) -> Family | None:
     """The one of ours, if the model runs on kernels of ours."""
     kind = model.config.model_type
     return None if kind in VARIANTS and not is_variant(model.config) else FAMILIES.get(kind)
+
+
+def folds(model: ResolvedModel) -> bool:
+    """Whether some layers of ours fold tokens into a state."""
+    config, family = model.config, _family_of(model)
+    if family is None:
+        return False
+    return any(family.folded(config, index, torch.float32) for index in range(config.num_hidden_layers))
 
 
 def multiplies_blocks(model: ResolvedModel) -> bool:

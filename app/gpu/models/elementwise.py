@@ -113,6 +113,15 @@ def rotate(x: Tensor, table: Tensor, positions: Tensor) -> Tensor:
     return triton_elementwise.rotate(x, table, positions)
 
 
+def gate_(x: Tensor, gates: Tensor) -> Tensor:
+    """`x` `[tokens, width]`, dense, multiplied by a logistic function of `gates` of that shape, rows dense."""
+    if x.device.type == "cpu":
+        from app.gpu.kernels.cpu import elementwise as cpu_elementwise
+
+        return cpu_elementwise.gate_(x, gates)
+    return x.mul_(gates.float().sigmoid())
+
+
 def scale_(x: Tensor, factor: float) -> Tensor:
     """`x` `[tokens, width]`, dense, of which each value has been multiplied by `factor`."""
     if x.device.type == "cpu":

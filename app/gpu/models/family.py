@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from app.gpu.kernels.linear.base import (
 )
 from app.gpu.models.adapters import Sites
 from app.gpu.models.elementwise import softcap_
-from app.gpu.state.layer_state import LayerState, attention_state
+from app.gpu.state.layer_state import FoldState, LayerState, attention_state, state_bytes
 from app.gpu.weights.bundles import Bundle, Weights
 from app.gpu.weights.source import WeightSource, take_output_weight
 
@@ -45,6 +45,27 @@ Layer = Callable[[Tensor, Batch, Tensor], Tensor]
 """`LayerStack.layer` of one layer: of a residual stream, a batch and the layer's part of the pool."""
 Elementwise = Callable[[Tensor], Tensor]
 """`[tokens, width]` to the same shape."""
+
+
+class Folding(Protocol):
+    """A `Layer` but for norms and residual stream, which mixes tokens by what it folds them into."""
+
+    def __init__(self, parts: Parts, name: str) -> None: ...
+
+    @staticmethod
+    def state_bytes(config: PretrainedConfig, dtype: torch.dtype) -> int:
+        """Of a row's state in one layer that computes in `dtype`."""
+
+    @staticmethod
+    def state_numbers(config: PretrainedConfig) -> int:
+        """How many numbers that is."""
+
+    def read_states(self, states: Tensor) -> Tensor:
+        """The numbers of all rows' `states` `[rows, bytes]`, `[rows, numbers]` float32."""
+
+    def __call__(self, normed: Tensor, batch: Batch, kv: Tensor, /) -> Tensor: ...
+
+
 _TILE = 64
 """A chunk has a multiple of this many rows: whole tiles of a library's products."""
 
@@ -76,6 +97,8 @@ class Family:
     """The table of learned positions, if there is one."""
     window: Callable[[PretrainedConfig, int], int | None] = lambda config, index: None
     """How many of the last tokens a layer sees, by its number; None: all."""
+    folded: Callable[[PretrainedConfig, int, torch.dtype], int] = lambda config, index, dtype: 0
+    """Bytes of what a layer folds tokens into instead, by its number, if layers compute in that type; 0: it attends."""
     turned: bool = False
     """Whether layers' matrices are stored `[in, out]` (Transformers' `Conv1D`), not `[out, in]`."""
     embedding_scale: Callable[[PretrainedConfig, torch.dtype], float] = lambda config, dtype: 1.0
@@ -97,7 +120,11 @@ class Parts:
     bundle: Bundle
     device: torch.device
     """On which layers compute."""
+    dtype: torch.dtype
+    """In which they do."""
     sites: Sites
+    first_state: int = 0
+    """Where in the bytes of a row's state those of the layer begin."""
 
     def hold(self, name: str, *shape: int) -> Weight:
         """The tensor `name`, whole."""
@@ -162,16 +189,16 @@ class OwnStack:
         kv_heads: int = getattr(config, "num_key_value_heads", config.num_attention_heads)
         self.kv_heads = shard.share(kv_heads)
         self.head_dim = head_dim_of(config)
-        windows = (family.window(config, index) for index in range(self.num_layers))
-        self.states: Sequence[LayerState] = [attention_state(self.kv_heads, self.head_dim, each) for each in windows]
-        self.max_model_len = max_model_len
         self.dtype, self.device = weights.dtype, weights.device
+        self.states: Sequence[LayerState] = [self._state(family, config, index) for index in range(self.num_layers)]
+        self.max_model_len = max_model_len
         self._weights, self._shard, self.sites = weights, shard, Sites()
         tables = None if family.tables is None else family.tables(config, max_model_len, weights)
         self._layers = list[Layer]()
         for index in range(self.num_layers):
             with weights.bundle() as bundle:
-                parts = Parts(family, config, source, shard, bundle, self.device, self.sites)
+                first = state_bytes(self.states[:index])
+                parts = Parts(family, config, source, shard, bundle, self.device, self.dtype, self.sites, first)
                 self._layers.append(family.layer(attention, tables, index, parts))
         layer_bytes = source.nbytes // self.num_layers
         self._positions = None
@@ -181,9 +208,8 @@ class OwnStack:
         tokens = source.take_matrix(family.tokens, (self.vocab_size, self.hidden_size))
         self._tokens = weights.table(tokens)
         with weights.bundle() as bundle:
-            self._norm = family.norm(
-                Parts(family, config, source, shard, bundle, self.device, self.sites), family.final_norm
-            )
+            parts = Parts(family, config, source, shard, bundle, self.device, self.dtype, self.sites)
+            self._norm = family.norm(parts, family.final_norm)
         self._output = self._chunk(take_output_weight(source, config, tokens), layer_bytes)
         source.finish(family.unused(config))
         self._embedding_scale = family.embedding_scale(config, self.dtype)
@@ -194,6 +220,12 @@ class OwnStack:
         )
         self._logit_scale, self._logit_cap = family.logit_scale(config), family.logit_cap(config)
         self.parameter_bytes = source.nbytes
+
+    def _state(self, family: Family, config: PretrainedConfig, index: int) -> LayerState:
+        folded = family.folded(config, index, self.dtype)
+        if folded:
+            return FoldState(folded)
+        return attention_state(self.kv_heads, self.head_dim, family.window(config, index))
 
     def _chunk(self, weight: Matrix, layer_bytes: int) -> list[Linear]:
         """The shard's rows of an output projection `[vocab, hidden]`, in chunks. Each has at most as many bytes as a

@@ -26,6 +26,8 @@ FeedForward = Callable[[Tensor, Taps | None], Tensor]
 """`[tokens, hidden_size]` to the same shape, in a new tensor, with the taps of its points."""
 OWN_ACTIVATIONS: dict[str, Elementwise] = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_mul, "gelu_new": gelu_mul}
 """Those with a kernel of ours that multiplies `up` by what becomes of `gate`, by the names of Transformers."""
+PROJECTIONS = "gate_proj", "up_proj", "down_proj"
+"""What the matrices of a gated MLP are called, in most families."""
 _STEP = 32
 """Outputs of a router are a multiple of this: whole panels of a CPU's products."""
 
@@ -40,7 +42,7 @@ class Mixture:
     """Of an expert's MLP."""
     module: str = "mlp"
     router: str = "gate"
-    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    projections: tuple[str, str, str] = PROJECTIONS
     renormalized: bool = True
     """Whether the weights of a token's visits sum to 1, before they are scaled."""
     sigmoid: bool = False
@@ -80,10 +82,21 @@ def gated(activation: str) -> Elementwise:
 
 
 def mlp(
-    parts: Parts, name: str, width: int, activation: str, *, bias: bool = False, fused: bool = False
+    parts: Parts,
+    name: str,
+    projections: tuple[str, str, str],
+    width: int,
+    activation: str,
+    *,
+    bias: bool = False,
+    fused: bool = False,
 ) -> FeedForward:
-    """`down(activation(gate(x)) * up(x))`, gate and up in one projection; if `fused`, in the checkpoint too."""
-    up, down = _gate_up(parts, name, width, bias=bias, fused=fused), _down(parts, name, width, bias=bias)
+    """`down(activation(gate(x)) * up(x))`, gate and up in one projection; if `fused`, in the checkpoint too. Else the
+    `projections` are called so.
+    """
+    gate, up_name, down_name = projections
+    up = _gate_up(parts, name, width, (gate, up_name), bias=bias, fused=fused)
+    down = _down(parts, f"{name}.{down_name}", width, bias=bias)
     multiply, total = gated(activation), parts.shard.total
 
     def feed_forward(x: Tensor, taps: Taps | None) -> Tensor:
@@ -98,15 +111,23 @@ def mlp(
     return feed_forward
 
 
-def _gate_up(parts: Parts, name: str, width: int, *, bias: bool = False, fused: bool = False) -> Linear:
-    modules = {f"{name}.gate_proj": [width], f"{name}.up_proj": [width]}
+def _gate_up(
+    parts: Parts,
+    name: str,
+    width: int,
+    projections: tuple[str, str] = PROJECTIONS[:2],
+    *,
+    bias: bool = False,
+    fused: bool = False,
+) -> Linear:
+    modules = {f"{name}.{each}": [width] for each in projections}
     return parts.cut(
         {f"{name}.gate_up_proj": [width, width]} if fused else modules, parts.config.hidden_size, bias=bias
     )
 
 
 def _down(parts: Parts, name: str, width: int, *, bias: bool = False) -> Linear:
-    return parts.part_of_sum(f"{name}.down_proj", parts.config.hidden_size, width, bias=bias)
+    return parts.part_of_sum(name, parts.config.hidden_size, width, bias=bias)
 
 
 class Experts:
@@ -131,7 +152,8 @@ class Experts:
         self._shared: Elementwise | None = None
         if mixture.shared is not None:
             shared = f"{module}.{mixture.shared}"
-            up, back = _gate_up(parts, shared, mixture.shared_width), _down(parts, shared, mixture.shared_width)
+            up = _gate_up(parts, shared, mixture.shared_width)
+            back = _down(parts, f"{shared}.{PROJECTIONS[2]}", mixture.shared_width)
             self._shared = lambda x: back(self._multiply(up(x)))
 
     @staticmethod

@@ -14,8 +14,8 @@ from app.domain.points import Point, PointShape
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, tapped
 from app.gpu.kernels.linear.base import Weight
 from app.gpu.models.base import require_fixed_rope
-from app.gpu.models.elementwise import add_, add_rms_norm, rms_norm, rotate, scale_
-from app.gpu.models.family import Elementwise, Family, Parts, attention_points, head_dim_of
+from app.gpu.models.elementwise import add_, add_rms_norm, gate_, rms_norm, rotate, scale_
+from app.gpu.models.family import Elementwise, Family, Folding, Layer, Parts, attention_points, head_dim_of
 from app.gpu.models.feed_forward import OWN_ACTIVATIONS, Experts, FeedForward, mlp
 from app.gpu.models.variants import VARIANTS, read
 from app.gpu.weights.bundles import Weights
@@ -23,6 +23,8 @@ from app.gpu.weights.bundles import Weights
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+_FOLDING = "linear_attention", "conv"
+"""Types of layers that fold tokens into a state."""
 Tables = Mapping[str | None, Tensor]
 """By the type of a layer, or one under None for layers of all types."""
 
@@ -61,22 +63,19 @@ def _rotates_in_part(config: PretrainedConfig) -> bool:
     return "partial_rotary_factor" in VARIANTS[config.model_type].reads
 
 
-class LlamaLayer:
-    """`h = x + attention(norm(x))`, then `h + feed_forward(norm(h))`, each sum in the tensor that the last projection
-    has made. What attention and the feed-forward give may be normed too, or instead of what they take.
-
-    Grouped-query attention has one projection to queries, keys and values, of which the first two are rotated together.
+class SelfAttention:
+    """Grouped-query attention: one projection to queries, keys and values, of which the first two are rotated together.
+    Where heads have gates, those come first.
     """
 
-    def __init__(self, attention: Attention, tables: Tables | None, index: int, parts: Parts) -> None:
-        """`tables` are the `rotary_tables`."""
-        config, variant = parts.config, VARIANTS[parts.config.model_type]
-        name, hidden = f"model.layers.{index}", config.hidden_size
+    def __init__(self, attention: Attention, tables: Tables | None, index: int, parts: Parts, name: str) -> None:
+        """`tables` are the `rotary_tables`; `name` is that of the layer."""
+        config, variant, hidden = parts.config, VARIANTS[parts.config.model_type], parts.config.hidden_size
         heads, kv_heads, self._head_dim = config.num_attention_heads, config.num_key_value_heads, head_dim_of(config)
         self._heads, self._kv_heads = parts.shard.share(heads), parts.shard.share(kv_heads)
-        self._eps, self._residual = config.rms_norm_eps, read(config, "residual_multiplier", 1.0)
+        self._gates, self._eps = self._heads if variant.gated else 0, eps_of(config)
         assert tables is not None
-        table = tables.get(None, tables.get(_layer_type(config, index)))
+        table = tables.get(None, tables.get(layer_type(config, index)))
         self._table = table if read(config, "no_rope_layers", {index: 1})[index] else None
         self._attention, self._spec = attention, _spec(config, index, self._head_dim)
         self._sinks = None
@@ -98,55 +97,28 @@ class LlamaLayer:
                 f"{name}.self_attn.{each}_proj": _halves_apart(count, self._head_dim, table.shape[1])
                 for each, count in (("q", heads), ("k", kv_heads))
             }
-        norms = [None if each is None else hold_norm(parts, f"{name}.{each}", hidden) for each in variant.norms]
-        self._before, self._after, self._before_mlp, self._after_mlp = norms
+        if variant.gated:
+            query = f"{name}.self_attn.q_proj"
+            qkv[query], orders[query] = [sizes["q"]] * 2, _gates_first(heads, self._head_dim)
         self._qkv = parts.cut(qkv, hidden, bias=qkv_bias, orders=orders)
-        self._output = parts.summed(f"{name}.self_attn.o_proj", hidden, sizes["q"], bias=output_bias)
+        self._output = parts.summed(f"{name}.self_attn.{variant.output}", hidden, sizes["q"], bias=output_bias)
         self._qk_norm = None
         if variant.qk_norm or read(config, "use_qk_norm", False):
             self._qk_norm = parts.bundle.hold(self._take_qk_norm(f"{name}.self_attn", parts))
         wide = ("q", "k") if variant.wide_qk_norm else ()
         self._wide_norms = [parts.hold(f"{name}.self_attn.{each}_norm.weight", sizes[each]) for each in wide]
-        self._feed_forward = _feed_forward(parts, name, index)
 
     def _take_qk_norm(self, name: str, parts: Parts) -> Tensor:
         """`[heads + kv_heads, head_dim]`: the weight of every query and key head's norm."""
-        query = take_norm(parts, f"{name}.q_norm", self._head_dim).expand(self._heads, -1)
-        key = take_norm(parts, f"{name}.k_norm", self._head_dim).expand(self._kv_heads, -1)
+        norm = VARIANTS[parts.config.model_type].head_norm
+        query = take_norm(parts, f"{name}.q_{norm}", self._head_dim).expand(self._heads, -1)
+        key = take_norm(parts, f"{name}.k_{norm}", self._head_dim).expand(self._kv_heads, -1)
         return torch.cat((query, key))
 
-    def __call__(self, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        taps = batch.taps
-        normed = self._normed(hidden, self._before)
-        if taps is not None and self._before is not None:
-            taps(Point.ATTN_IN, normed)
-        attended = self._scaled(self._normed(self._attend(normed, batch, kv), self._after))
-        if taps is not None:
-            taps(Point.ATTN_OUT, attended)
-            hidden = add_(attended, hidden)
-            taps(Point.RESID_MID, hidden)
-            normed = self._normed(hidden, self._before_mlp)
-            if self._before_mlp is not None:
-                taps(Point.MLP_IN, normed)
-        elif self._before_mlp is None:
-            hidden = normed = add_(attended, hidden)
-        else:
-            hidden, normed = add_rms_norm(attended, hidden, self._before_mlp.tensor, self._eps)
-        added = self._scaled(self._normed(self._feed_forward(normed, taps), self._after_mlp))
-        if taps is not None:
-            taps(Point.MLP_OUT, added)
-        return add_(added, hidden)
-
-    def _normed(self, x: Tensor, norm: Weight | None) -> Tensor:
-        return x if norm is None else rms_norm(x, norm.tensor, self._eps)
-
-    def _scaled(self, x: Tensor) -> Tensor:
-        return x if self._residual == 1 else scale_(x, self._residual)
-
-    def _attend(self, normed: Tensor, batch: Batch, kv: Tensor) -> Tensor:
+    def __call__(self, normed: Tensor, batch: Batch, kv: Tensor) -> Tensor:
         rotated = self._heads + self._kv_heads
-        qkv = self._qkv(normed).view(-1, rotated + self._kv_heads, self._head_dim)
-        qk, value = torch.split(qkv, [rotated, self._kv_heads], dim=1)
+        qkv = self._qkv(normed).view(-1, self._gates + rotated + self._kv_heads, self._head_dim)
+        gates, qk, value = torch.split(qkv, [self._gates, rotated, self._kv_heads], dim=1)
         if batch.taps is not None:
             batch.taps(Point.Q, qk[:, : self._heads], self._order)
             batch.taps(Point.K, qk[:, self._heads :], self._order)
@@ -162,10 +134,62 @@ class LlamaLayer:
             )
         spec = self._spec if self._sinks is None else replace(self._spec, sinks=self._sinks.tensor)
         attended = tapped(self._attention, query, key, value, kv, batch, spec, self._order)
-        return self._output(attended.view(-1, self._heads * self._head_dim))
+        attended = attended.view(-1, self._heads * self._head_dim)
+        return self._output(attended if not self._gates else gate_(attended, gates.flatten(1)))
 
     def _rotate(self, heads: Tensor, batch: Batch) -> Tensor:
         return heads if self._table is None else rotate(heads, self._table, batch.positions)
+
+
+class LlamaLayer:
+    """`h = x + mixed(norm(x))`, then `h + feed_forward(norm(h))`, each sum in the tensor that the last projection has
+    made. What mixes tokens is attention, or folds them into a state. What it and the feed-forward give may be normed
+    too, or instead of what they take.
+    """
+
+    def __init__(self, attention: Attention, tables: Tables | None, index: int, parts: Parts) -> None:
+        """`tables` are the `rotary_tables`."""
+        config, variant = parts.config, VARIANTS[parts.config.model_type]
+        name = f"model.layers.{index}"
+        self._eps, self._residual = eps_of(config), read(config, "residual_multiplier", 1.0)
+        norms = [
+            None if each is None else hold_norm(parts, f"{name}.{each}", config.hidden_size) for each in variant.norms
+        ]
+        self._before, self._after, self._before_mlp, self._after_mlp = norms
+        folding = _folding(config, index)
+        self._folding = None if folding is None else folding(parts, name)
+        self._mix: Layer = self._folding or SelfAttention(attention, tables, index, parts, name)
+        self._feed_forward = _feed_forward(parts, name, index)
+
+    def __call__(self, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
+        taps = batch.taps
+        normed = self._normed(hidden, self._before)
+        if taps is not None and self._before is not None:
+            taps(Point.ATTN_IN, normed)
+        mixed = self._scaled(self._normed(self._mix(normed, batch, kv), self._after))
+        if taps is not None:
+            if self._folding is not None and batch.states is not None and Point.STATE in taps.points:
+                taps.state(self._folding.read_states(batch.states))
+            taps(Point.ATTN_OUT, mixed)
+            hidden = add_(mixed, hidden)
+            taps(Point.RESID_MID, hidden)
+            normed = self._normed(hidden, self._before_mlp)
+            if self._before_mlp is not None:
+                taps(Point.MLP_IN, normed)
+        elif self._before_mlp is None:
+            hidden = normed = add_(mixed, hidden)
+        else:
+            hidden, normed = add_rms_norm(mixed, hidden, self._before_mlp.tensor, self._eps)
+        added = self._scaled(self._normed(self._feed_forward(normed, taps), self._after_mlp))
+        if taps is not None:
+            taps(Point.MLP_OUT, added)
+        return add_(added, hidden)
+
+    def _normed(self, x: Tensor, norm: Weight | None) -> Tensor:
+        return x if norm is None else rms_norm(x, norm.tensor, self._eps)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self._residual == 1 else scale_(x, self._residual)
 
 
 def _feed_forward(parts: Parts, name: str, index: int) -> FeedForward:
@@ -175,8 +199,8 @@ def _feed_forward(parts: Parts, name: str, index: int) -> FeedForward:
     if mixture is not None:
         return Experts(parts, name, mixture, activation)
     bias = read(config, "mlp_bias", False) or read(config, "use_bias", False)
-    width = config.intermediate_size
-    return mlp(parts, f"{name}.mlp", width, activation, bias=bias, fused=variant.fused_gate_up)
+    names = f"{name}.{variant.mlp}", variant.projections
+    return mlp(parts, *names, variant.width(config), activation, bias=bias, fused=variant.fused_gate_up)
 
 
 def _points(config: PretrainedConfig, index: int) -> Mapping[Point, PointShape]:
@@ -184,10 +208,14 @@ def _points(config: PretrainedConfig, index: int) -> Mapping[Point, PointShape]:
     variant, hidden = VARIANTS[config.model_type], PointShape(config.hidden_size)
     mixture, norms = variant.experts(config, index), variant.norms
     lacking = {point for point, norm in ((Point.ATTN_IN, norms[0]), (Point.MLP_IN, norms[2])) if norm is None}
-    inside = attention_points(config.num_attention_heads, config.num_key_value_heads, head_dim_of(config))
+    folding = _folding(config, index)
+    if folding is None:
+        inside = attention_points(config.num_attention_heads, config.num_key_value_heads, head_dim_of(config))
+    else:
+        inside = {Point.STATE: PointShape(folding.state_numbers(config))}
     inside |= dict.fromkeys((Point.ATTN_IN, Point.ATTN_OUT, Point.RESID_MID, Point.MLP_IN, Point.MLP_OUT), hidden)
     if mixture is None:
-        inside |= dict.fromkeys((Point.MLP_PRE, Point.MLP_POST), PointShape(config.intermediate_size))
+        inside |= dict.fromkeys((Point.MLP_PRE, Point.MLP_POST), PointShape(variant.width(config)))
     else:
         inside |= dict.fromkeys((Point.ROUTER_LOGITS, Point.EXPERTS), PointShape(mixture.experts))
     return {point: shape for point, shape in inside.items() if point not in lacking}
@@ -207,6 +235,13 @@ def _halves_apart(heads: int, head_dim: int, rotated: int) -> Tensor:
     return (torch.arange(heads)[:, None] * head_dim + one).flatten()
 
 
+def _gates_first(heads: int, head_dim: int) -> Tensor:
+    """The order of a projection's outputs in which all gates come before all queries; in the checkpoint each head's
+    query comes before its gate.
+    """
+    return torch.arange(2 * heads * head_dim).view(heads, 2, head_dim).transpose(0, 1).flip(0).flatten()
+
+
 def take_norm(parts: Parts, name: str, width: int) -> Tensor:
     """What the norm of that name multiplies by: in float32 where that is its weight and one, which no half type has."""
     weight = parts.source.take(f"{name}.weight", (width,))
@@ -218,37 +253,55 @@ def hold_norm(parts: Parts, name: str, width: int) -> Weight:
     return parts.bundle.hold(take_norm(parts, name, width))
 
 
-def _layer_type(config: PretrainedConfig, index: int) -> str | None:
+def layer_type(config: PretrainedConfig, index: int) -> str | None:
+    """As the config names it, if its family reads that."""
     kinds: Sequence[str] | None = read(config, "layer_types")
     return None if kinds is None else kinds[index]
 
 
+def eps_of(config: PretrainedConfig) -> float:
+    """That of norms."""
+    eps: float = getattr(config, VARIANTS[config.model_type].eps)
+    return eps
+
+
 def _window(config: PretrainedConfig, index: int) -> int | None:
     """How many keys a query of the layer sees; None: all."""
-    in_layer = _layer_type(config, index) == "sliding_attention"
+    in_layer = layer_type(config, index) == "sliding_attention"
     window: int | None = config.sliding_window if in_layer else read(config, "sliding_window")
     return window
 
 
+def _folding(config: PretrainedConfig, index: int) -> type[Folding] | None:
+    """What mixes tokens in the layer, unless it attends."""
+    return VARIANTS[config.model_type].folding if layer_type(config, index) in _FOLDING else None
+
+
+def _folded(config: PretrainedConfig, index: int, dtype: torch.dtype) -> int:
+    """Bytes of the state that the layer folds tokens into; 0: it attends."""
+    folding = _folding(config, index)
+    return 0 if folding is None else folding.state_bytes(config, dtype)
+
+
 def _activation(config: PretrainedConfig) -> str:
-    name: str = read(config, "hidden_activation", getattr(config, "hidden_act", None))
+    name: str = read(config, "hidden_activation", getattr(config, "hidden_act", "silu"))
     return name
 
 
 def _divided(config: PretrainedConfig) -> Sequence[int]:
     variant = VARIANTS[config.model_type]
-    if variant.wide_qk_norm:
+    if variant.wide_qk_norm or variant.folding is not None:
         return ()
     widths = set[int]()
     for index in range(config.num_hidden_layers):
         mixture = variant.experts(config, index)
-        widths |= {config.intermediate_size} if mixture is None else {mixture.width, mixture.shared_width}
+        widths |= {variant.width(config)} if mixture is None else {mixture.width, mixture.shared_width}
     return config.num_attention_heads, config.num_key_value_heads, *(widths - {0})
 
 
 def _norm(parts: Parts, name: str) -> Elementwise:
     """Root-mean-square norm over the last axis."""
-    weight, eps = hold_norm(parts, name, parts.config.hidden_size), parts.config.rms_norm_eps
+    weight, eps = hold_norm(parts, name, parts.config.hidden_size), eps_of(parts.config)
     return lambda x: rms_norm(x, weight.tensor, eps)
 
 
@@ -261,10 +314,12 @@ def _embedding_scale(config: PretrainedConfig, dtype: torch.dtype) -> float:
 
 
 def _unused(config: PretrainedConfig) -> re.Pattern[str]:
-    """Frequencies in old checkpoints, and layers behind the last one, which predict a second token."""
+    """Frequencies in old checkpoints, and what predicts a second token: layers behind the last one, or others."""
     last = config.num_hidden_layers
     more = range(last, last + (getattr(config, "num_nextn_predict_layers", None) or 0))
-    return re.compile("|".join((r"rotary_emb\.inv_freq$", *(rf"^model\.layers\.{index}\." for index in more))))
+    return re.compile(
+        "|".join((r"rotary_emb\.inv_freq$", r"^mtp\.", *(rf"^model\.layers\.{index}\." for index in more)))
+    )
 
 
 LLAMA = Family(
@@ -278,8 +333,10 @@ LLAMA = Family(
     own_activations=frozenset(OWN_ACTIVATIONS),
     window=_window,
     points=_points,
+    folded=_folded,
     unused=_unused,
     embedding_scale=_embedding_scale,
     logit_scale=lambda config: 1 / read(config, "logits_scaling", 1.0),
     logit_cap=lambda config: read(config, "final_logit_softcapping"),
 )
+LFM2 = replace(LLAMA, final_norm="model.embedding_norm")

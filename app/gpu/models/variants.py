@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
-from app.gpu.models.feed_forward import Mixture
+from app.gpu.models.delta_net import GatedDeltaNet, GroupedDeltaNet
+from app.gpu.models.family import Folding
+from app.gpu.models.feed_forward import PROJECTIONS, Mixture
+from app.gpu.models.short_convolution import ShortConvolution
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -39,6 +42,17 @@ class Variant:
     """Whether each head of queries and keys is normed."""
     wide_qk_norm: bool = False
     """Whether all heads of queries are normed together, and those of keys."""
+    head_norm: str = "norm"
+    """What it is called, behind `q_` and `k_`."""
+    output: str = "o_proj"
+    """What attention's output projection is called."""
+    mlp: str = "mlp"
+    projections: tuple[str, str, str] = PROJECTIONS
+    """What the MLP and its matrices are called."""
+    width: Callable[[PretrainedConfig], int] = lambda config: config.intermediate_size
+    """The MLP's."""
+    eps: str = "rms_norm_eps"
+    """The field of the config with that of norms."""
     norms: Norms = _BEFORE
     one_more: bool = False
     """Whether norms multiply by their weight and one."""
@@ -52,6 +66,10 @@ class Variant:
     """Whether Transformers' module rounds once it has rotated; the others round their angles."""
     sinks: bool = False
     """Whether each head has a score that takes part in each softmax."""
+    gated: bool = False
+    """Whether what each head attends to is multiplied by a logistic function of a gate, which its query comes with."""
+    folding: type[Folding] | None = None
+    """What mixes tokens in layers that do not attend."""
     root_of_hidden: bool = False
     """Whether embeddings are multiplied by the root of the hidden size."""
     experts: Callable[[PretrainedConfig, int], Mixture | None] = lambda config, index: None
@@ -94,6 +112,17 @@ def _qwen2_moe(config: PretrainedConfig, index: int) -> Mixture | None:
     return mixture and replace(mixture, shared=shared, shared_width=width, shared_gate=f"{shared}_gate")
 
 
+def _qwen3_5_moe(config: PretrainedConfig, _index: int) -> Mixture:
+    return Mixture(
+        config.num_experts,
+        config.num_experts_per_tok,
+        config.moe_intermediate_size,
+        shared="shared_expert",
+        shared_width=config.shared_expert_intermediate_size,
+        shared_gate="shared_expert_gate",
+    )
+
+
 def _gpt_oss(config: PretrainedConfig, _index: int) -> Mixture:
     return Mixture(
         config.num_local_experts,
@@ -109,6 +138,7 @@ def _gpt_oss(config: PretrainedConfig, _index: int) -> Mixture:
 def _deepseek(config: PretrainedConfig, index: int) -> Mixture | None:
     if index < config.first_k_dense_replace:
         return None
+    shared = config.n_shared_experts or 0
     return Mixture(
         config.n_routed_experts,
         config.num_experts_per_tok,
@@ -119,9 +149,28 @@ def _deepseek(config: PretrainedConfig, index: int) -> Mixture | None:
         groups=config.n_group,
         top_groups=config.topk_group,
         scale=config.routed_scaling_factor,
-        shared="shared_experts",
-        shared_width=config.moe_intermediate_size * config.n_shared_experts,
+        shared="shared_experts" if shared else None,
+        shared_width=config.moe_intermediate_size * shared,
     )
+
+
+_HYBRID = Variant(
+    ("attention_bias", "layer_types", "partial_rotary_factor"),
+    qk_norm=True,
+    one_more=True,
+    gated=True,
+    folding=GatedDeltaNet,
+)
+
+
+def _lfm2_width(config: PretrainedConfig) -> int:
+    """As Transformers computes it."""
+    width: int = config.intermediate_size
+    if config.block_auto_adjust_ff_dim:
+        width, step = int(2 * width / 3), config.block_multiple_of
+        if config.block_ffn_dim_multiplier is not None:
+            width = -(-int(config.block_ffn_dim_multiplier * width) // step) * step
+    return width
 
 
 _GEMMA_FIELDS = "attention_bias", "layer_types", "hidden_activation", "query_pre_attn_scalar", "final_logit_softcapping"
@@ -134,6 +183,21 @@ VARIANTS = {
     "qwen2_moe": Variant(("qkv_bias", "layer_types"), output_bias=False, experts=_qwen2_moe),
     "qwen3": Variant(("attention_bias", "layer_types"), qk_norm=True),
     "qwen3_moe": Variant(("attention_bias", "sliding_window"), qk_norm=True, experts=_qwen3_moe),
+    "qwen3_next": replace(_HYBRID, experts=_qwen2_moe, folding=GroupedDeltaNet),
+    "qwen3_5_text": _HYBRID,
+    "qwen3_5_moe_text": replace(_HYBRID, experts=_qwen3_5_moe),
+    "lfm2": Variant(
+        ("layer_types",),
+        qk_norm=True,
+        head_norm="layernorm",
+        output="out_proj",
+        mlp="feed_forward",
+        projections=("w1", "w3", "w2"),
+        width=_lfm2_width,
+        eps="norm_eps",
+        norms=("operator_norm", None, "ffn_norm", None),
+        folding=ShortConvolution,
+    ),
     "dots1": Variant(("attention_bias", "layer_types"), qk_norm=True, experts=_deepseek),
     "smollm3": Variant(("attention_bias", "mlp_bias", "layer_types", "no_rope_layers")),
     "seed_oss": Variant(("attention_bias", "attention_out_bias", "mlp_bias")),
@@ -174,17 +238,55 @@ VARIANTS = {
 """By `model_type`."""
 
 
+_ALWAYS = {
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "max_position_embeddings", "hidden_act"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window", "rope_parameters", "rms_norm_eps"),
+    *("tie_word_embeddings", "clip_qkv", "use_bidirectional_attention", "num_mtp_layers"),
+    *("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    *("decoder_sparse_step", "mlp_only_layers", "first_k_dense_replace", "norm_topk_prob", "routed_scaling_factor"),
+    *("n_group", "topk_group", "n_shared_experts", "shared_expert_intermediate_size", "swiglu_alpha", "swiglu_limit"),
+    *("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim"),
+    *("linear_num_key_heads", "linear_num_value_heads"),
+    *("conv_L_cache", "conv_bias", "norm_eps"),
+    *("block_auto_adjust_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of"),
+}
+"""Fields of configs that all variants read which have them."""
+_WITHOUT_EFFECT = {
+    *("initializer_range", "attention_dropout", "residual_dropout", "embd_pdrop", "resid_pdrop", "router_jitter_noise"),
+    *("output_router_logits", "router_aux_loss_coef", "use_cache", "pretraining_tp"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "original_max_position_embeddings"),
+    *("use_sliding_window", "max_window_layers", "no_rope_layer_interval", "full_attn_idxs"),
+}
+"""Those that matter in training or to tokens alone, or of which the config has made others."""
+
+
+def unread(config: PretrainedConfig) -> list[str]:
+    """Fields that Transformers declares for the family, that are not at their default, and that no layer of ours reads.
+    Those that it does not declare, its modules do not read either.
+    """
+    known, kind = {*VARIANTS[config.model_type].reads, *_ALWAYS, *_WITHOUT_EFFECT}, cast("Any", type(config))
+    if not is_dataclass(kind):  # a saved one, which Djinn has made of a file of a known form
+        return []
+    bases = [each for each in type(config).__mro__ if each.__module__ == "transformers.configuration_utils"]
+    general = {each.name for base in bases if is_dataclass(base) for each in fields(base)}
+    own = [each for each in fields(kind) if each.name not in known | general]
+    made = [(each, each.default if each.default_factory is MISSING else each.default_factory()) for each in own]
+    return [each.name for each, default in made if getattr(config, each.name, default) != default]
+
+
 def read(config: PretrainedConfig, name: str, default: Any = None) -> Any:
     """A field of the config, or `default` if its family does not read it."""
     return getattr(config, name) if name in VARIANTS[config.model_type].reads else default
 
 
 def is_variant(config: PretrainedConfig) -> bool:
-    """Whether the model's layers are such. Transformers' modules run those that clip what they project, and refuse
-    those that see what comes later.
+    """Whether the model's layers are such. Transformers' modules run those that clip what they project, fold with
+    another activation than SiLU, or have a field that is `unread`, and refuse those that see what comes later.
     """
-    known, clipped = config.model_type in VARIANTS, getattr(config, "clip_qkv", None) is not None
-    return known and not clipped and not getattr(config, "use_bidirectional_attention", False)
+    variant, clipped = VARIANTS.get(config.model_type), getattr(config, "clip_qkv", None) is not None
+    if variant is None or clipped or getattr(config, "use_bidirectional_attention", False):
+        return False
+    return not unread(config) and (variant.folding is None or getattr(config, "hidden_act", "silu") == "silu")
 
 
 def has_turned_experts(config: PretrainedConfig) -> bool:

@@ -228,16 +228,19 @@ def make_runner(
 
 @torch.inference_mode()
 def warm_up(stack: LayerStack, block_size: int, kv_dtype: torch.dtype) -> None:
-    """Run a decode row, alone and beside a prompt, through one layer, and mask logits: no client waits for kernels to
-    be compiled, and the memory of loaded kernels is not counted as that of a step or a graph.
+    """Run a decode row, alone and beside a prompt, through one layer of each kind, and mask logits: no client waits for
+    kernels to be compiled, and the memory of loaded kernels is not counted as that of a step or a graph.
     """
     blocks = -(-WARM_UP_TOKENS // block_size)
     both = make_batch([(0, 1), (0, WARM_UP_TOKENS)], [[0], range(1, blocks + 1)], block_size, stack.device)
-    pool = KVPool(stack, blocks + 1, block_size, dtype=kv_dtype).layer(0)
+    pool = KVPool(stack, blocks + 1, block_size, dtype=kv_dtype)
+    kinds = {type(state): index for index, state in reversed([*enumerate(stack.states)])}
     for batch in (both, make_batch([(0, 1)], [[0]], block_size, stack.device)):
         batch = with_new_states(stack, batch)
         hidden = stack.embed(torch.zeros_like(batch.positions), batch.positions)
-        logits = stack.head(stack.layer(0, hidden, batch, pool))
+        for index in kinds.values():
+            hidden = stack.layer(index, hidden, batch, pool.layer(index))
+        logits = stack.head(hidden)
     apply_mask(
         logits,
         torch.zeros(1, dtype=torch.int64, device=stack.device),

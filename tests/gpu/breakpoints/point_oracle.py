@@ -135,7 +135,9 @@ def seen(model: Any, index: int, seeing: Mapping[Point, See]) -> Iterator[None]:
                 number = (Point.Q, Point.K).index(point)
                 out(point, fused, lambda x, n=number: x.split(sizes, dim=-1)[n])  # type: ignore[misc]
             case Point.Q | Point.K:
-                out(point, getattr(attention, f"{point}_proj"))
+                projection = getattr(attention, f"{point}_proj")
+                per_head = projection.out_features // (heads if point is Point.Q else kv_heads)  # a gate may follow
+                out(point, projection, lambda x, n=per_head: x.unflatten(1, (-1, n))[..., :width])  # type: ignore[misc]
             case Point.V if not hasattr(sys.modules[type(attention).__module__], "eager_attention_forward"):
                 out(point, attention.v_proj)
             case Point.ATTN_OUT:

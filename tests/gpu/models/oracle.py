@@ -222,6 +222,15 @@ _HYBRID = {**_GQA, "layer_types": ["linear_attention", "full_attention", "linear
 _JAMBA = {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 1, "use_mamba_kernels": False}
 FOLDING: dict[str, dict[str, Any]] = {
     "qwen3_next": {"model_type": "qwen3_next", **_HYBRID, **_DELTA, **_EXPERTS, "head_dim": 16},
+    "qwen3_5": {"model_type": "qwen3_5_text", **_HYBRID, **_DELTA, "head_dim": 16},
+    "qwen3_5_moe": {
+        "model_type": "qwen3_5_moe_text",
+        **_HYBRID,
+        **_DELTA,
+        **_EXPERTS,
+        "head_dim": 16,
+        "shared_expert_intermediate_size": 40,
+    },
     "granite 4": {"model_type": "granitemoehybrid", **_HYBRID, **_MAMBA2, **_EXPERTS},
     "falcon_h1, both in a layer": {"model_type": "falcon_h1", **_GQA, **_MAMBA2, "mamba_d_ssm": 96},
     "lfm2": {"model_type": "lfm2", **_GQA, "layer_types": ["conv", "full_attention", "conv"]},
@@ -274,7 +283,9 @@ def tiny_config(case: str) -> PretrainedConfig:
 
 def build_model(config: PretrainedConfig) -> Any:
     """Transformers' model of `config`, float32, with weights large enough that each shows in the logits."""
-    model = _AUTO.from_config(config, attn_implementation="eager").eval().requires_grad_(False)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)  # vectors are drawn too: how fast heads forget
+        model = _AUTO.from_config(config, attn_implementation="eager").eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         noise = torch.randn(parameter.shape, generator=generator) * 0.2

@@ -23,6 +23,7 @@ from transformers.models.vaultgemma import modeling_vaultgemma
 from app.domain.errors import FieldOutOfRange
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
+from app.gpu.models.family import OwnStack
 from app.gpu.state.layer_state import state_bytes
 from app.gpu.weights.source import RandomWeights, TensorFormat
 from app.model_store.install import BrokenModel
@@ -251,6 +252,27 @@ def test_experts_may_be_in_one_tensor_and_none_may_be_missing(tmp_path: Path) ->
     config.num_experts = 5
     with pytest.raises(BrokenModel, match=r"gate\.weight.*is \(4, 48\), must be \(5, 48\)"):
         load(config, tmp_path / "one")
+
+
+def test_a_field_that_own_layers_do_not_read_is_left_to_transformers_modules(tmp_path: Path) -> None:
+    config = tiny_config("gemma3")
+    assert isinstance(load(config), OwnStack)
+    config.attn_logit_softcapping = 0.5
+    oracle = build_model(config)
+    stack = load(config, save_model(oracle, tmp_path))
+    assert not isinstance(stack, OwnStack)
+    [found] = Drive(stack, [sequence(20)]).run([{0: 20}])
+    assert_agrees(found, expect(oracle, sequence(20)))
+
+
+def test_experts_need_no_other_that_all_tokens_visit() -> None:
+    assert isinstance(load(AutoConfig.for_model(**{**CASES["dots1"], "n_shared_experts": None})), OwnStack)
+
+
+@pytest.mark.parametrize("case", ["qwen3_next", "qwen3_5"])
+def test_heads_that_key_heads_do_not_divide_are_refused(case: str) -> None:
+    with pytest.raises(FieldOutOfRange, match="linear_num_key_heads must divide linear_num_value_heads, 4; got 3"):
+        load(AutoConfig.for_model(**{**CASES[case], "linear_num_key_heads": 3}))
 
 
 def test_transformers_modules_need_all_their_weights_and_no_others(tmp_path: Path) -> None:

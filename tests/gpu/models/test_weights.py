@@ -176,7 +176,7 @@ def assert_agrees_with(oracle: torch.nn.Module, stack: LayerStack, tolerance: fl
 @pytest.mark.parametrize(
     ("case", "vocab_size", "dtype", "batch_invariant"),
     [
-        *((case, WIDE, FLOAT32, False) for case in [*OWN, "smollm3"]),
+        *((case, WIDE, FLOAT32, False) for case in [*OWN, "smollm3", "qwen3_5", "lfm2"]),
         *((case, VOCAB, FLOAT32, False) for case in ("llama", "gpt2")),
         *((case, WIDE, dtype, False) for case in ("llama", "gpt2") for dtype in (torch.bfloat16, torch.float16)),
         ("qwen2", WIDE, FLOAT32, True),

@@ -65,6 +65,11 @@ def add_(x: Tensor, other: Tensor) -> Tensor:
     return _run(_add_row, x, x.shape[1], x, weight=other if other.dim() == x.dim() else other.expand_as(x))
 
 
+def gate_(x: Tensor, gates: Tensor) -> Tensor:
+    """Multiply `x` `[tokens, width]` by a logistic function of `gates`."""
+    return _run(_gate_row, x, x.shape[1], x, weight=gates)
+
+
 def scale_(x: Tensor, factor: float) -> Tensor:
     """Multiply `x` `[tokens, width]` by `factor`."""
     return _run(_scale_row, x, x.shape[1], x, factor=factor)
@@ -170,7 +175,7 @@ def _layer_norm_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any
 
 
 @inlined
-def _logistic(value: Any, inner: Any) -> Any:
+def logistic(value: Any, inner: Any) -> Any:
     """`value` times the logistic function of `inner`."""
     power = min(max(-inner * LOG2_E, LEAST_EXPONENT), -LEAST_EXPONENT)
     return value / (_ONE + exp2(power))
@@ -178,7 +183,7 @@ def _logistic(value: Any, inner: Any) -> Any:
 
 @inlined
 def _gelu(value: Any) -> Any:
-    return _logistic(value, _TWO_ROOT * (value + np.float32(0.044715) * value * value * value))
+    return logistic(value, _TWO_ROOT * (value + np.float32(0.044715) * value * value * value))
 
 
 @inlined
@@ -188,7 +193,7 @@ def _silu_mul_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, 
         up = gates[a.width :]
         for i in range(a.width):
             gate = widen(gates[i])
-            own[i] = convert(_logistic(gate, gate) * widen(up[i]), own[i])
+            own[i] = convert(logistic(gate, gate) * widen(up[i]), own[i])
 
 
 @inlined
@@ -198,7 +203,7 @@ def _clamped_swiglu_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias:
         ups = gates[a.width :]
         for i in range(a.width):
             gate, up = min(widen(gates[i]), a.limit), min(max(widen(ups[i]), -a.limit), a.limit)
-            own[i] = convert(_logistic(gate, gate * a.factor) * (up + _ONE), own[i])
+            own[i] = convert(logistic(gate, gate * a.factor) * (up + _ONE), own[i])
 
 
 @inlined
@@ -225,6 +230,13 @@ def _add_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, posit
 
 
 @inlined
+def _gate_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
+    own, gates = out[index * a.width :], weight[index * a.weight_stride :]
+    for i in range(a.width):
+        own[i] = convert(logistic(widen(x[i]), widen(gates[i])), own[i])
+
+
+@inlined
 def _scale_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
     own = out[index * a.width :]
     for i in range(a.width):
@@ -236,7 +248,7 @@ def _softcap_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, p
     own = out[index * a.width :]
     for i in range(a.width):
         inner = _TWO * (widen(x[i]) / a.factor)
-        own[i] = convert(a.factor * (_logistic(_TWO, inner) - _ONE), own[i])
+        own[i] = convert(a.factor * (logistic(_TWO, inner) - _ONE), own[i])
 
 
 @inlined

@@ -1,0 +1,296 @@
+"""Layers that fold tokens into a state, on a CPU: short convolutions, and matrices that decay and take in what is new.
+
+A row has one token or many; it is folded token by token, from the state that it had before, which is replaced. So its
+bits depend neither on its company nor on how its tokens were cut into steps. A prompt's chunks could be products of
+matrices instead. But a head's columns, which do not meet, stay in the cache from token to token, and the layer's own
+products take twenty times as long.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numba import types
+from numba.core import cgutils
+from torch import Tensor
+
+from app.gpu.kernels.attention.base import Batch
+from app.gpu.kernels.cpu.compile import inlined
+from app.gpu.kernels.cpu.elementwise import logistic
+from app.gpu.kernels.cpu.intrinsics import (
+    FLOAT,
+    INT64,
+    LEAST_EXPONENT,
+    LOG2_E,
+    Lanes,
+    convert,
+    exp2,
+    instruction,
+    widen,
+)
+from app.gpu.kernels.cpu.launch import draw, parallel
+from app.gpu.kernels.folding.base import NORM_EPS, Convolution, Recurrence
+
+_CHANNELS = 256
+"""That a thread convolves at a time, of all tokens of a row."""
+_WIDTHS = (64, 16, 1)
+"""Columns of a matrix whose sums are made at a time: as many as leave no unit for multiplication waiting."""
+_ONE = np.float32(1)
+
+
+def convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, batch: Batch, shape: Convolution
+) -> Tensor:
+    """`folding.convolve`."""
+    tokens, channels = len(x), shape.channels
+    out = torch.empty(tokens, channels, dtype=torch.float32)
+    _convolve(
+        decodes=batch.decodes,
+        rows=len(states),
+        channels=channels,
+        taps=shape.taps,
+        first=shape.first // x.element_size(),
+        x=x,
+        weight=weight,
+        bias=bias,
+        states=states.view(x.dtype),
+        starts=batch.prompt_starts,
+        out=out,
+        biased=bias is not None,
+        silu=shape.silu,
+    )
+    return out
+
+
+def recur(
+    mixed: Tensor,
+    gates: Tensor,
+    rates: Tensor,
+    time_bias: Tensor,
+    states: Tensor,
+    batch: Batch,
+    shape: Recurrence,
+    z: Tensor,
+    norm: Tensor,
+) -> Tensor:
+    """`folding.recur`."""
+    out = z.new_empty(len(mixed), shape.heads * shape.values)
+    _recur(
+        decodes=batch.decodes,
+        rows=len(states),
+        heads=shape.heads,
+        group=shape.heads // shape.key_heads,
+        keys=shape.keys,
+        values=shape.values,
+        width=mixed.shape[1],
+        first=shape.first // 4,
+        eps=shape.eps,
+        scale=shape.keys**-0.5,
+        mixed=mixed,
+        gates=gates,
+        rates=rates,
+        time_bias=time_bias,
+        states=states.view(torch.float32),
+        starts=batch.prompt_starts,
+        z=z,
+        norm=norm,
+        out=out,
+    )
+    return out
+
+
+@inlined
+def _begin(row: Any, decodes: Any, starts: Any) -> Any:
+    """The first token of a row."""
+    return row if row <= decodes else decodes + starts[row - decodes]
+
+
+@parallel
+def _convolve(
+    a: Any,
+    decodes: int,
+    rows: int,
+    channels: int,
+    taps: int,
+    first: int,
+    x: Tensor,
+    weight: Tensor,
+    states: Tensor,
+    out: Tensor,
+    bias: Tensor | None = None,
+    starts: Tensor | None = None,
+    *,
+    biased: bool,
+    silu: bool,
+) -> None:
+    """Draw channels of rows until none is left, the longest rows first."""
+    parts: Any = -(-channels // _CHANNELS)
+    biases: Any = bias
+    while True:
+        item = draw(a)
+        if item >= rows * parts:
+            return
+        row: Any = rows - 1 - item // parts
+        at = item % parts * _CHANNELS
+        count = min(_CHANNELS, channels - at)
+        state: Any = states[row * a.states_stride + first + at :]
+        begin = _begin(row, decodes, starts)
+        end = _begin(row + 1, decodes, starts)
+        for token in range(begin, end):
+            own: Any = out[token * channels + at :]
+            for i in range(count):
+                own[i] = widen(biases[at + i]) if biased else np.float32(0)
+            for tap in range(taps):
+                before = token - taps + 1 + tap
+                factor: Any = weight[tap * channels + at :]
+                if before < begin:
+                    seen: Any = state[(before - begin + taps - 1) * channels :]
+                    for i in range(count):
+                        own[i] += widen(seen[i]) * widen(factor[i])
+                else:
+                    given: Any = x[before * a.x_stride + at :]
+                    for i in range(count):
+                        own[i] += widen(given[i]) * widen(factor[i])
+            if silu:
+                for i in range(count):
+                    own[i] = logistic(own[i], own[i])
+        for place in range(taps - 1):
+            last = end - taps + 1 + place
+            target: Any = state[place * channels :]
+            if last < begin:
+                kept: Any = state[(last - begin + taps - 1) * channels :]
+                for i in range(count):
+                    target[i] = kept[i]
+            else:
+                new: Any = x[last * a.x_stride + at :]
+                for i in range(count):
+                    target[i] = new[i]
+
+
+@instruction(types.void(*[types.int64] * 7, *[types.float32] * 4))
+def _take_in(
+    builder: Any,
+    state: Any,
+    keys: Any,
+    values: Any,
+    key: Any,
+    query: Any,
+    value: Any,
+    out: Any,
+    decay: Any,
+    beta: Any,
+    key_scale: Any,
+    query_scale: Any,
+) -> None:
+    """`take_in(state, keys, values, key, query, value, out, decay, beta, key_scale, query_scale)`: one token of the
+    delta rule, of a matrix `[keys, values]` at address `state`. All is float32; `out` may be at the address of `value`.
+    """
+    done = INT64(0)
+    for lanes in _WIDTHS:
+        code = Lanes(builder, lanes)
+        end = builder.add(done, builder.and_(builder.sub(values, done), INT64(-lanes)))
+        shrink, rate, of_key, of_query = map(code.spread, (decay, beta, key_scale, query_scale))
+        with builder.goto_entry_block():
+            total = builder.alloca(code.floats)
+        with cgutils.for_range_slice(builder, done, end, INT64(lanes)) as (column, _):
+            builder.store(code.constant(code.floats, 0.0), total)
+            with cgutils.for_range(builder, keys) as loop:
+                line = code.load(state, FLOAT, builder.add(builder.mul(loop.index, values), column))
+                factor = code.spread(Lanes(builder).load(key, FLOAT, loop.index))
+                builder.store(code.multiply_add(line, factor, builder.load(total)), total)
+            known = builder.fmul(builder.fmul(builder.load(total), of_key), shrink)
+            missing = builder.fmul(builder.fsub(code.load(value, FLOAT, column), known), rate)
+            change = builder.fmul(missing, of_key)
+            builder.store(code.constant(code.floats, 0.0), total)
+            with cgutils.for_range(builder, keys) as loop:
+                at = builder.add(builder.mul(loop.index, values), column)
+                factor, asked = (code.spread(Lanes(builder).load(each, FLOAT, loop.index)) for each in (key, query))
+                kept = builder.fmul(code.load(state, FLOAT, at), shrink)
+                line = code.multiply_add(change, factor, kept)
+                code.store(line, state, FLOAT, at)
+                builder.store(code.multiply_add(line, asked, builder.load(total)), total)
+            code.store(builder.fmul(builder.load(total), of_query), out, FLOAT, column)
+        done = end
+
+
+@inlined
+def _inverse_norm(x: Any, width: Any) -> Any:
+    squares = np.float32(0)
+    for i in range(width):
+        squares += x[i] * x[i]
+    return _ONE / np.sqrt(squares + np.float32(NORM_EPS))
+
+
+@inlined
+def _power(x: Any) -> Any:
+    return exp2(min(max(x * LOG2_E, LEAST_EXPONENT), -LEAST_EXPONENT))
+
+
+@inlined
+def _softplus(x: Any) -> Any:
+    return max(x, np.float32(0)) + np.float32(math.log1p(_power(-abs(x))))
+
+
+@parallel
+def _recur(
+    a: Any,
+    decodes: int,
+    rows: int,
+    heads: int,
+    group: int,
+    keys: int,
+    values: int,
+    width: int,
+    first: int,
+    eps: float,
+    scale: float,
+    mixed: Tensor,
+    gates: Tensor,
+    rates: Tensor,
+    time_bias: Tensor,
+    states: Tensor,
+    z: Tensor,
+    norm: Tensor,
+    out: Tensor,
+    starts: Tensor | None = None,
+) -> None:
+    """Draw heads of rows until none is left, the longest rows first."""
+    of_key: Any = heads // group * keys
+    while True:
+        item = draw(a)
+        if item >= rows * heads:
+            return
+        row: Any = rows - 1 - item // heads
+        head: Any = item % heads
+        at = row * a.states_stride + first + head * keys * values
+        for token in range(_begin(row, decodes, starts), _begin(row + 1, decodes, starts)):
+            query_at: Any = token * width + head // group * keys
+            key_at: Any = query_at + of_key
+            value_at: Any = token * width + 2 * of_key + head * values
+            gate: Any = gates[token * a.gates_stride :]
+            beta = logistic(_ONE, widen(gate[head]))
+            decay = _power(-rates[head] * _softplus(widen(gate[heads + head]) + widen(time_bias[head])))
+            _take_in(
+                a.states + 4 * at,
+                keys,
+                values,
+                a.mixed + 4 * key_at,
+                a.mixed + 4 * query_at,
+                a.mixed + 4 * value_at,
+                a.mixed + 4 * value_at,
+                decay,
+                beta,
+                _inverse_norm(mixed[key_at:], keys),
+                _inverse_norm(mixed[query_at:], keys) * scale,
+            )
+            found: Any = mixed[value_at:]
+            squares = np.float32(0)
+            for i in range(values):
+                squares += found[i] * found[i]
+            factor = _ONE / np.sqrt(squares / np.float32(values) + eps)
+            own: Any = out[(token * heads + head) * values :]
+            opened: Any = z[token * a.z_stride + head * values :]
+            for i in range(values):
+                gated = logistic(widen(opened[i]), widen(opened[i]))
+                own[i] = convert(found[i] * factor * widen(norm[i]) * gated, own[i])

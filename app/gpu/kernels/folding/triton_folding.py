@@ -1,0 +1,204 @@
+"""Layers that fold tokens into a state, on a GPU. See `kernels.folding`.
+
+A program has one part of a row to itself, and goes from token to token: the state of a head stays in registers. A long
+prompt takes as many turns as it has tokens.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from app.gpu.kernels.attention.base import Batch
+from app.gpu.kernels.folding.base import NORM_EPS, Convolution, Recurrence
+
+CHANNELS = 256
+"""That one program convolves."""
+LARGE, MORE_WARPS, WARPS = 8192, 8, 4
+"""Matrices of that many numbers have more warps."""
+
+
+def convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, batch: Batch, shape: Convolution
+) -> Tensor:
+    """`folding.convolve`, some channels of a row in each program."""
+    out = torch.empty(len(x), shape.channels, dtype=torch.float32, device=x.device)
+    words = states.view(x.dtype)
+    with torch.cuda.device_of(x):
+        _convolve[(len(states), triton.cdiv(shape.channels, CHANNELS))](
+            x,
+            weight,
+            weight if bias is None else bias,
+            words,
+            batch.contexts if batch.prompt_starts is None else batch.prompt_starts,
+            out,
+            batch.decodes,
+            x.stride(0),
+            words.stride(0),
+            shape.first // x.element_size(),
+            channels=shape.channels,
+            taps=shape.taps,
+            biased=bias is not None,
+            silu=shape.silu,
+            tile=CHANNELS,
+        )
+    return out
+
+
+def recur(
+    mixed: Tensor,
+    gates: Tensor,
+    rates: Tensor,
+    time_bias: Tensor,
+    states: Tensor,
+    batch: Batch,
+    shape: Recurrence,
+    z: Tensor,
+    norm: Tensor,
+) -> Tensor:
+    """`folding.recur`, a head of a row in each program."""
+    out = torch.empty(len(mixed), shape.heads * shape.values, dtype=z.dtype, device=z.device)
+    words = states.view(torch.float32)
+    with torch.cuda.device_of(mixed):
+        _recur[(len(states), shape.heads)](
+            mixed,
+            gates,
+            rates,
+            time_bias,
+            words,
+            batch.contexts if batch.prompt_starts is None else batch.prompt_starts,
+            z,
+            norm,
+            out,
+            batch.decodes,
+            gates.stride(0),
+            words.stride(0),
+            z.stride(0),
+            shape.first // 4,
+            shape.eps,
+            NORM_EPS,
+            shape.keys**-0.5,
+            heads=shape.heads,
+            group=shape.heads // shape.key_heads,
+            keys=shape.keys,
+            values=shape.values,
+            tile_keys=triton.next_power_of_2(shape.keys),
+            tile_values=triton.next_power_of_2(shape.values),
+            num_warps=MORE_WARPS if shape.keys * shape.values >= LARGE else WARPS,
+        )
+    return out
+
+
+@triton.jit
+def _begin(row: tl.tensor, decodes: tl.tensor, starts: tl.tensor) -> tl.tensor:
+    """The first token of a row."""
+    return tl.where(row <= decodes, row, decodes + tl.load(starts + row - decodes, mask=row > decodes, other=0))
+
+
+@triton.jit(do_not_specialize=["decodes"])
+def _convolve(
+    x: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    states: tl.tensor,
+    starts: tl.tensor,
+    out: tl.tensor,
+    decodes: tl.tensor,
+    x_stride: tl.tensor,
+    state_stride: tl.tensor,
+    first: tl.tensor,
+    channels: tl.constexpr,
+    taps: tl.constexpr,
+    biased: tl.constexpr,
+    silu: tl.constexpr,
+    tile: tl.constexpr,
+) -> None:
+    """One program has `tile` channels of one row."""
+    row = tl.program_id(0)
+    at = tl.program_id(1) * tile + tl.arange(0, tile)
+    real = at < channels
+    begin, end = _begin(row, decodes, starts), _begin(row + 1, decodes, starts)
+    state = states + row.to(tl.int64) * state_stride + first + at
+    inputs = x + begin.to(tl.int64) * x_stride + at
+    outputs = out + begin.to(tl.int64) * channels + at
+    for token in range(end - begin):
+        total = tl.zeros([tile], tl.float32)
+        if biased:
+            total = tl.load(bias + at, mask=real, other=0.0).to(tl.float32)
+        for tap in tl.static_range(taps):
+            before = token - taps + 1 + tap  # from the row's first token on; of what is loaded one part is 0
+            kept = tl.load(state + (before + taps - 1) * channels, mask=real & (before < 0), other=0.0)
+            new = tl.load(inputs + before * x_stride, mask=real & (before >= 0), other=0.0)
+            factor = tl.load(weight + tap * channels + at, mask=real, other=0.0).to(tl.float32)
+            total += (kept + new).to(tl.float32) * factor
+        if silu:
+            total = total / (1 + tl.exp(-total))
+        tl.store(outputs + token * channels, total, mask=real)
+    for place in tl.static_range(taps - 1):
+        last = end - begin - taps + 1 + place
+        kept = tl.load(state + (last + taps - 1) * channels, mask=real & (last < 0), other=0.0)
+        new = tl.load(inputs + last * x_stride, mask=real & (last >= 0), other=0.0)
+        tl.store(state + place * channels, kept + new, mask=real)
+
+
+@triton.jit(do_not_specialize=["decodes"])
+def _recur(
+    mixed: tl.tensor,
+    gates: tl.tensor,
+    rates: tl.tensor,
+    time_bias: tl.tensor,
+    states: tl.tensor,
+    starts: tl.tensor,
+    z: tl.tensor,
+    norm: tl.tensor,
+    out: tl.tensor,
+    decodes: tl.tensor,
+    gate_stride: tl.tensor,
+    state_stride: tl.tensor,
+    z_stride: tl.tensor,
+    first: tl.tensor,
+    eps: tl.tensor,
+    norm_eps: tl.tensor,
+    scale: tl.tensor,
+    heads: tl.constexpr,
+    group: tl.constexpr,
+    keys: tl.constexpr,
+    values: tl.constexpr,
+    tile_keys: tl.constexpr,
+    tile_values: tl.constexpr,
+) -> None:
+    """One program has one head of one row."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    key_at, value_at = tl.arange(0, tile_keys), tl.arange(0, tile_values)
+    key_real, value_real = key_at < keys, value_at < values
+    here = states + row.to(tl.int64) * state_stride + first + head * keys * values
+    here += key_at[:, None] * values + value_at[None, :]
+    real = key_real[:, None] & value_real[None, :]
+    state = tl.load(here, mask=real, other=0.0)
+    rate, later = tl.load(rates + head), tl.load(time_bias + head).to(tl.float32)
+    factor = tl.load(norm + value_at, mask=value_real, other=0.0).to(tl.float32)
+    of_keys: tl.constexpr = heads // group * keys
+    width: tl.constexpr = 2 * of_keys + heads * values
+    begin, end = _begin(row, decodes, starts), _begin(row + 1, decodes, starts)
+    mixed += begin.to(tl.int64) * width
+    gates += begin.to(tl.int64) * gate_stride + head
+    z += begin.to(tl.int64) * z_stride + head * values + value_at
+    out += (begin.to(tl.int64) * heads + head) * values + value_at
+    for token in range(end - begin):
+        given = mixed + token * width
+        query = tl.load(given + head // group * keys + key_at, mask=key_real, other=0.0)
+        key = tl.load(given + of_keys + head // group * keys + key_at, mask=key_real, other=0.0)
+        value = tl.load(given + 2 * of_keys + head * values + value_at, mask=value_real, other=0.0)
+        query = query / tl.sqrt(tl.sum(query * query, 0) + norm_eps) * scale
+        key = key / tl.sqrt(tl.sum(key * key, 0) + norm_eps)
+        beta = 1 / (1 + tl.exp(-tl.load(gates + token * gate_stride).to(tl.float32)))
+        time = tl.load(gates + token * gate_stride + heads).to(tl.float32) + later
+        state = state * tl.exp(-rate * (tl.maximum(time, 0.0) + tl.log(1 + tl.exp(-tl.abs(time)))))
+        change = (value - tl.sum(state * key[:, None], 0)) * beta
+        state += key[:, None] * change[None, :]
+        found = tl.sum(state * query[:, None], 0)
+        found = found / tl.sqrt(tl.sum(found * found, 0) / values + eps) * factor
+        opened = tl.load(z + token * z_stride, mask=value_real, other=0.0).to(tl.float32)
+        found = found * opened / (1 + tl.exp(-opened))
+        tl.store(out + token * heads * values, found.to(out.dtype.element_ty), mask=value_real)
+    tl.store(here, state, mask=real)

@@ -1,0 +1,117 @@
+"""Short convolutions and the gated delta rule against Transformers' own functions, on a CPU and, in Triton's
+interpreter where there is no GPU, on CUDA. Whole layers are beside Transformers in `models.test_stacks`.
+"""
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
+
+from app.gpu.kernels.attention.base import make_batch
+from app.gpu.kernels.folding.base import Convolution, Recurrence
+from app.gpu.state.layer_state import aligned
+from tests.gpu.kernels.attention.drawing import needs_triton
+
+TAPS, EPS = 4, 1e-6
+LENGTHS = [1, 1, 2, 5]
+TRITON = "app.gpu.kernels.folding.triton_folding"
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+class Layer:
+    """A mixer with weights of its own, and what rows keep of it."""
+
+    def __init__(self, module: str, heads: int, key_heads: int, keys: int, values: int) -> None:
+        self.run: Any = import_module(module)
+        self.device = torch.device("cuda" if module == TRITON and torch.cuda.is_available() else "cpu")
+        self.channels = 2 * key_heads * keys + heads * values
+        first = aligned((TAPS - 1) * self.channels * 4)
+        self.convolution = Convolution(self.channels, TAPS, 0)
+        self.recurrence = Recurrence(heads, key_heads, keys, values, first, EPS)
+        self.weight, self.bias, self.norm = draw(TAPS, self.channels), draw(self.channels), draw(values)
+        self.rates, self.time_bias = draw(heads).exp(), draw(heads)
+        self.words = (first + heads * keys * values * 4) // 4
+
+    def fold(self, x: Tensor, gates: Tensor, states: Tensor, lengths: list[int], *, biased: bool = False) -> Tensor:
+        """Of rows of so many tokens. `states` `[rows, words]` float32 are replaced."""
+        batch = make_batch([(3, length) for length in lengths], [[0] * 9] * len(lengths), 16, self.device)
+        on = {name: each.to(self.device) for name, each in vars(self).items() if isinstance(each, Tensor)}
+        bias, kept = on["bias"] if biased else None, states.to(self.device).view(torch.uint8)
+        x, gates = x.to(self.device), gates.to(self.device)
+        given = x[:, : self.channels], on["weight"], bias, kept, batch, self.convolution
+        mixed = self.run.convolve(*given)
+        weights = on["rates"], on["time_bias"], kept, batch, self.recurrence
+        found: Tensor = self.run.recur(mixed, gates, *weights, x[:, self.channels :], on["norm"])
+        states.copy_(kept.view(torch.float32))
+        return found.cpu()
+
+    def expect(self, x: Tensor, gates: Tensor, state: Tensor, *, biased: bool = False) -> tuple[Tensor, Tensor]:
+        """What Transformers' functions make of one row, and leave as its state."""
+        shape = self.recurrence
+        heads, key_heads, keys, values = shape.heads, shape.key_heads, shape.keys, shape.values
+        before = state[: (TAPS - 1) * self.channels].view(TAPS - 1, -1)
+        inputs, bias = torch.cat((before, x[:, : self.channels])), self.bias if biased else None
+        mixed = F.silu(F.conv1d(inputs.T[None], self.weight.T[:, None], bias, groups=self.channels))[0].T
+        query, key, value = mixed.split([key_heads * keys, key_heads * keys, heads * values], dim=1)
+        read, matrices = torch_recurrent_gated_delta_rule(
+            query.view(1, len(x), key_heads, keys),
+            key.view(1, len(x), key_heads, keys),
+            value.view(1, len(x), heads, values),
+            g=(-self.rates * F.softplus(gates[:, heads:] + self.time_bias))[None],
+            beta=gates[:, :heads].sigmoid()[None],
+            initial_state=state[shape.first // 4 :].view(1, heads, keys, values),
+            output_final_state=True,
+            use_qk_l2norm_in_kernel=True,
+        )
+        normed = F.rms_norm(read[0], (values,), self.norm, EPS).flatten(1) * F.silu(x[:, self.channels :])
+        left = torch.zeros_like(state)
+        left[: before.numel()] = inputs[1 - TAPS :].flatten()
+        left[shape.first // 4 :] = matrices.flatten()
+        return normed, left
+
+
+@pytest.mark.parametrize("module", ["app.gpu.kernels.folding.cpu", pytest.param(TRITON, marks=needs_triton)])
+@pytest.mark.parametrize(("shape", "biased"), [((4, 2, 8, 12), False), ((1, 1, 12, 84), True)], ids=str)
+def test_rows_are_folded_as_transformers_folds_them_whatever_their_company_and_cut(
+    module: str, shape: tuple[int, int, int, int], biased: bool
+) -> None:
+    layer, tokens = Layer(module, *shape), sum(LENGTHS)
+    x, gates = draw(tokens, layer.channels + shape[0] * shape[3]), draw(tokens, 2 * shape[0])
+    before = draw(len(LENGTHS), layer.words)
+    after = before.clone()
+    found = layer.fold(x, gates, after, LENGTHS, biased=biased)
+    rows = zip(x.split(LENGTHS), gates.split(LENGTHS), before, after, found.split(LENGTHS), strict=True)
+    for given, opened, state, left, row in rows:
+        expected, expected_state = layer.expect(given, opened, state, biased=biased)
+        torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-4)
+        used = expected_state != 0  # what aligns the state is left as it was
+        torch.testing.assert_close(left[used], expected_state[used], rtol=1e-4, atol=1e-4)
+        alone, pieces = state[None].clone(), list[Tensor]()
+        for part, gate in zip(given.split(2), opened.split(2), strict=True):
+            pieces.append(layer.fold(part, gate, alone, [len(part)], biased=biased))
+        assert torch.equal(torch.cat(pieces), row)
+        assert torch.equal(alone[0], left)
+
+
+@needs_triton
+def test_half_types_are_read_and_written_as_they_are() -> None:
+    """The state's inputs of the convolution are of the type of the computation, its matrices are float32."""
+    shapes = 2, 1, 8, 16
+    exact, lengths = Layer("app.gpu.kernels.folding.cpu", *shapes), [1, 3]
+    for module in ("app.gpu.kernels.folding.cpu", TRITON):
+        layer = Layer(module, *shapes)
+        x, gates = draw(4, layer.channels + 32).half(), draw(4, 4).half()
+        for name in ("weight", "norm", "time_bias"):
+            setattr(layer, name, getattr(layer, name).half())
+            setattr(exact, name, getattr(layer, name).float())
+        found = layer.fold(x, gates, torch.zeros(2, layer.words), lengths)
+        expected = exact.fold(x.float(), gates.float(), torch.zeros(2, exact.words), lengths)
+        assert found.dtype is torch.float16
+        torch.testing.assert_close(found.float(), expected, rtol=2e-3, atol=2e-3)
