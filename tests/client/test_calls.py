@@ -16,6 +16,7 @@ from safetensors.torch import load, save
 
 import client
 from app.wire.breakpoints import BreakpointBody
+from app.wire.edits import EditBody
 from app.wire.turns import GenerateBody
 from client import Checkpoint, Session, breakpoint_calls, calls, edits, tensors
 from client.calls import Call
@@ -83,6 +84,7 @@ def test_every_field_of_a_breakpoint_can_be_given() -> None:
     assert keywords(Checkpoint.edit) == set(edits.EditOptions.__annotations__)
     every = {
         "layer": 6,
+        "point": "z",
         "when_pass": "decode",
         "position": 70,
         "token_id": 5,
@@ -95,7 +97,17 @@ def test_every_field_of_a_breakpoint_can_be_given() -> None:
     assert keywords(Session.break_at) == {*every, "layers"}
     paused = BreakpointBody.model_validate_json(json.dumps(edits.pause_body(every)))
     steered = BreakpointBody.model_validate_json(json.dumps(edits.steer_body(steer)))
-    assert paused.model_fields_set | steered.model_fields_set == set(BreakpointBody.model_fields)
+    captured = BreakpointBody.model_validate_json(json.dumps(edits.capture_body({"layer": 1, "heads": (0, 3)})))
+    given = paused.model_fields_set | steered.model_fields_set | captured.model_fields_set
+    assert given == set(BreakpointBody.model_fields)
+    where = {"along": np.ones(2), "above": 3.0}
+    others: list[dict[str, Any]] = [
+        {"replace": True, "source": {"session": "ses_1"}, "heads": (1,), "keep_norm": True, "where": where},
+        {"ablate": "mean", "neurons": [2], "max_norm": 1.0},
+        {"project_out": "kind", "orthogonal_to": [1.0], "experts": [0]},
+    ]
+    bodies = [EditBody.model_validate_json(json.dumps(edits.edit_body(each))) for each in others]
+    assert {"factor", "positions"}.union(*(each.model_fields_set for each in bodies)) == set(EditBody.model_fields)
     assert paused.when.model_fields_set == {"in_pass", "position", "token_id", "every"}
     assert steered.edits is not None
     assert steered.edits[0].model_fields_set == {"op", "vector", "factor", "positions"}

@@ -152,7 +152,7 @@ def build_engine(
         kv_dtype=layout.dtype,
         state_bytes=layout.state_blocks * layout.block_bytes,
         adapters=started,
-        points=stack.points,
+        points=runner.stack.points,
     )
     return Engine(info, scheduler, phases, runner, turns, handler, mover, kv.borrower, grammars, progress, loaded.close)
 

@@ -55,7 +55,7 @@ function Reply({ side: { id, name, before, parts, error }, mark }) {
  * is no fork either. */
 async function compare(desk) {
   if (desk.preview.peek()) await undo(desk);
-  const edits = [editOf(desk.edit.peek())];
+  const edits = [editOf(desk.edit.peek(), desk.session.peek().checkpoint ?? {})];
   const before = turnOf(desk.id).peek().text;
   const time = desk.session.peek().checkpoint?.created_at;
   const fork = await call("POST", `/v1/sessions/${desk.id}/fork`);

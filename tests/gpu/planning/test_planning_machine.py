@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 import torch
@@ -110,8 +110,8 @@ class PlanningMachine(RuleBasedStateMachine):
         self.phases = Phases(self.placement, self.scheduler.headroom)
         activations = ActivationRoom(0)
         self.turns = Turns(self.scheduler, self.MAX_LEN, nobody_asks, activations)
-        unasked: Any = [nobody_asks] * 8
-        whitebox = Whitebox(self.placement, *unasked, activations, 2)
+        no = nobody_asks
+        whitebox = Whitebox(self.placement, no, no, no, no, no, no, no, no, activations, 2)
         self.handler = CommandHandler(
             self.scheduler,
             self.phases,
