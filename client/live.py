@@ -36,7 +36,6 @@ class Event(Answer):
     change: Literal["opened", "changed", "closed"] | None = None
     status: Literal["begun", "finished", "failed"] | None = None
     finish_reason: FinishReason | None = None
-    point: str | None = None
     usage: Usage | None = None
     resume_ms: ResumeTimes | None = None
     code: str | None = None

@@ -33,6 +33,10 @@ def codes(error: type[DjinnError]) -> set[str]:
     return {error.code}.union(*map(codes, error.__subclasses__()))
 
 
+ROUTED = "api", "breakpoints", "dictionaries", "experiments"
+"""The pages with tables of routes."""
+
+
 def unnamed(path: str) -> str:
     """The route with no names in its braces: the pages call the same thing by shorter ones."""
     return re.sub(r"\{\w+\}", "{}", path)
@@ -40,7 +44,7 @@ def unnamed(path: str) -> str:
 
 def test_every_route_is_documented(server_url: str) -> None:
     paths = httpx.get(f"{server_url}/openapi.json").json()["paths"]
-    written = {unnamed(path) for page in ("api", "breakpoints") for path in ROUTE.findall(PAGES[page])}
+    written = {unnamed(path) for page in ROUTED for path in ROUTE.findall(PAGES[page])}
     assert {path for path in paths if unnamed(path) not in written} == set()
 
 
