@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from unittest import mock
 
 import torch
 from torch import Tensor
 
+from app.domain.points import Points
 from app.gpu.device.streams import PASSED, WHOLE, CpuStream, Event, Run, Stream
 from app.gpu.engine import Engine
 from app.gpu.forward.graphs import CudaRecorder
@@ -95,6 +97,7 @@ class NullStack:
     states: Sequence[LayerState] = (TokenState(2),) * LAYERS
     vocab_size, parameter_bytes = VOCABULARY, 0
     dtype, device = torch.float32, torch.device("cpu")
+    points: Points = MappingProxyType({})
 
     def __init__(self, max_model_len: int) -> None:
         self.max_model_len = max_model_len
@@ -109,7 +112,10 @@ class NullStack:
         return hidden
 
     def head(self, hidden: Tensor) -> Tensor:
-        return torch.ones(len(hidden), self.vocab_size)
+        return self.unembed(hidden)
+
+    def unembed(self, normed: Tensor) -> Tensor:
+        return torch.ones(len(normed), self.vocab_size)
 
 
 class NullRecorder(CudaRecorder):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("transformer_lens", reason="the extra test has it")
+pytest.importorskip("transformer_lens", reason="make setup-dev installs it")
 
 from transformer_lens import HookedTransformer, HookedTransformerConfig
 from transformer_lens.pretrained.weight_conversions.gpt2 import convert_gpt2_weights

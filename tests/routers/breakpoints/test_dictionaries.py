@@ -19,7 +19,7 @@ from tests.errors import assert_error
 from tests.routers.breakpoints.pausing import HIDDEN, arm, edit, generate, open_session, pause, read
 
 with warnings.catch_warnings(action="ignore"):
-    saes = pytest.importorskip("sae_lens")
+    saes = pytest.importorskip("sae_lens", reason="make setup-dev installs it")
     about = pytest.importorskip("sae_lens.saes.sae").SAEMetadata
 
 pytestmark = pytest.mark.dev
