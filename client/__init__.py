@@ -2,19 +2,15 @@
 
 from client._async.breakpoints import AsyncBreakpoint, AsyncCheckpoint
 from client._async.client import AsyncDjinn, AsyncSessions
-from client._async.dictionaries import AsyncDictionaries
-from client._async.lenses import AsyncLenses
-from client._async.probes import AsyncProbes
 from client._async.session import AsyncSession
 from client._async.turn import AsyncTurnStream
+from client._async.uploads import AsyncDictionaries, AsyncLenses, AsyncProbes
 from client._async.vectors import AsyncVectors
 from client._sync.breakpoints import Breakpoint, Checkpoint
 from client._sync.client import Djinn, Sessions
-from client._sync.dictionaries import Dictionaries
-from client._sync.lenses import Lenses
-from client._sync.probes import Probes
 from client._sync.session import Session
 from client._sync.turn import TurnStream
+from client._sync.uploads import Dictionaries, Lenses, Probes
 from client._sync.vectors import Vectors
 from client.breakpoint_models import (
     Attribution,

@@ -29,6 +29,7 @@ CLASSES = (
     "Sessions",
     "Transport",
     "TurnStream",
+    "Uploads",
     "Vectors",
 )
 NAMES = {

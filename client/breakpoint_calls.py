@@ -1,9 +1,9 @@
 """The routes of breakpoints, checkpoints and vectors. Nothing here does I/O."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from client.answer import Listing
+from client.answer import Answer, Listing
 from client.breakpoint_models import (
     Attribution,
     BreakpointInfo,
@@ -28,6 +28,9 @@ from client.models import Turn
 from client.tensors import ArrayLike, FloatArray, dump, load
 
 ACTIVATION = "activation"
+DICTIONARIES, LENSES, PROBES = "/v1/dictionaries", "/v1/lenses", "/v1/probes"
+
+A = TypeVar("A", bound=Answer)
 
 
 def arm(session: str, body: Mapping[str, Any]) -> Call[BreakpointInfo]:
@@ -156,42 +159,12 @@ def put_dictionary(name: str, config: bytes | None, fields: Mapping[str, str | i
     form |= {field: str(value) for field, value in fields.items() if value is not None}
     if config is not None:
         form["cfg"] = config
-    return Call("POST", "/v1/dictionaries", DictionaryInfo.model_validate_json, form=form)
-
-
-def list_dictionaries() -> Call[tuple[DictionaryInfo, ...]]:
-    """`GET /v1/dictionaries`."""
-    return Call("GET", "/v1/dictionaries", lambda body: Listing[DictionaryInfo].model_validate_json(body).data)
-
-
-def get_dictionary(name: str) -> Call[DictionaryInfo]:
-    """`GET /v1/dictionaries/{name}`."""
-    return Call("GET", f"/v1/dictionaries/{path_part(name)}", DictionaryInfo.model_validate_json)
-
-
-def delete_dictionary(name: str) -> Call[None]:
-    """`DELETE /v1/dictionaries/{name}`."""
-    return Call("DELETE", f"/v1/dictionaries/{path_part(name)}", nothing)
+    return Call("POST", DICTIONARIES, DictionaryInfo.model_validate_json, form=form)
 
 
 def put_lens(name: str, kind: LensKind) -> Call[LensInfo]:
     """`POST /v1/lenses`; the weights come as a file."""
-    return Call("POST", "/v1/lenses", LensInfo.model_validate_json, form={"name": name, "kind": kind})
-
-
-def list_lenses() -> Call[tuple[LensInfo, ...]]:
-    """`GET /v1/lenses`."""
-    return Call("GET", "/v1/lenses", lambda body: Listing[LensInfo].model_validate_json(body).data)
-
-
-def get_lens(name: str) -> Call[LensInfo]:
-    """`GET /v1/lenses/{name}`."""
-    return Call("GET", f"/v1/lenses/{path_part(name)}", LensInfo.model_validate_json)
-
-
-def delete_lens(name: str) -> Call[None]:
-    """`DELETE /v1/lenses/{name}`."""
-    return Call("DELETE", f"/v1/lenses/{path_part(name)}", nothing)
+    return Call("POST", LENSES, LensInfo.model_validate_json, form={"name": name, "kind": kind})
 
 
 def put_probe(name: str, layer: int, point: str | None, output: str | None) -> Call[ProbeInfo]:
@@ -199,22 +172,22 @@ def put_probe(name: str, layer: int, point: str | None, output: str | None) -> C
     given = {} if point is None else {"point": point}
     given |= {} if output is None else {"output": output}
     form = {"name": name, "layer": str(layer), **given}
-    return Call("POST", "/v1/probes", ProbeInfo.model_validate_json, form=form)
+    return Call("POST", PROBES, ProbeInfo.model_validate_json, form=form)
 
 
-def list_probes() -> Call[tuple[ProbeInfo, ...]]:
-    """`GET /v1/probes`."""
-    return Call("GET", "/v1/probes", lambda body: Listing[ProbeInfo].model_validate_json(body).data)
+def list_uploads(path: str, info: type[A]) -> Call[tuple[A, ...]]:
+    """`GET` of `DICTIONARIES`, `LENSES` or `PROBES`."""
+    return Call("GET", path, lambda body: Listing[info].model_validate_json(body).data)  # type: ignore[valid-type]
 
 
-def get_probe(name: str) -> Call[ProbeInfo]:
-    """`GET /v1/probes/{name}`."""
-    return Call("GET", f"/v1/probes/{path_part(name)}", ProbeInfo.model_validate_json)
+def get_upload(path: str, name: str, info: type[A]) -> Call[A]:
+    """`GET` of one of them."""
+    return Call("GET", f"{path}/{path_part(name)}", info.model_validate_json)
 
 
-def delete_probe(name: str) -> Call[None]:
-    """`DELETE /v1/probes/{name}`."""
-    return Call("DELETE", f"/v1/probes/{path_part(name)}", nothing)
+def delete_upload(path: str, name: str) -> Call[None]:
+    """`DELETE` of one of them."""
+    return Call("DELETE", f"{path}/{path_part(name)}", nothing)
 
 
 def read_attribution(session: str, tokens: tuple[int, int], positions: Positions) -> Call[Attribution]:

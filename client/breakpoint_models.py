@@ -66,12 +66,24 @@ class EditGate(Answer):
     below: float | None
 
 
+class FeatureRule(Answer):
+    """How a feature's activation follows from `z`, the product with its encoder: `relu(scale * z + bias)` where `z +
+    gate > threshold`, else 0.
+    """
+
+    scale: float
+    bias: float
+    gate: float
+    threshold: float
+
+
 class EditInfo(Answer):
     """One change that a breakpoint makes; what does not go with `op` is None."""
 
     op: Op
     factor: float | None
     vector: EditVector | None
+    feature: FeatureRule | None
     heads: tuple[int, ...] | None
     neurons: tuple[int, ...] | None
     experts: tuple[int, ...] | None
@@ -79,6 +91,14 @@ class EditInfo(Answer):
     keep_norm: bool
     max_norm: float | None
     when: EditGate | None
+
+
+class ProbeGuard(Answer):
+    """A probe that a breakpoint reads, and what becomes of the turn where it finds more than `above`."""
+
+    name: str
+    above: float | None
+    then: Literal["stop", "pause"] | None
 
 
 class BreakpointInfo(Answer):
@@ -93,6 +113,7 @@ class BreakpointInfo(Answer):
     action: Action
     when: When
     edits: tuple[EditInfo, ...]
+    probe: ProbeGuard | None
     once: bool
     timeout_s: float | None
     on_timeout: OnTimeout | None

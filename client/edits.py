@@ -25,10 +25,20 @@ class Kept(TypedDict, total=False):
     positions: Positions
 
 
-class Where(TypedDict, total=False):
-    """Positions where an edit is made: the scalar product with `along` is above a number, below one, or both."""
+class Feature(TypedDict):
+    """A feature of an uploaded dictionary."""
 
-    along: Required[Vector]
+    dictionary: str
+    index: int
+
+
+class Where(TypedDict, total=False):
+    """Positions where an edit is made: the scalar product with `along`, or the activation of a `feature`, is above a
+    number, below one, or both.
+    """
+
+    along: Vector
+    feature: Feature
     above: float
     below: float
 
@@ -46,6 +56,9 @@ class EditOptions(TypedDict, total=False):
     `source` gives what another session keeps: `replace=True` and `add=True` take it position by position, `ablate=True`
     its mean. `orthogonal_to` leaves out the vector's part along another one.
 
+    `feature` is of a dictionary: `add=True` takes its decoder; `scale`, `clamp=True` with a `factor`, and `ablate=True`
+    change its activation, and `h` by what its decoder makes of that.
+
     `heads`, `neurons` or `experts` limit it to these; each head is one `h`. `positions` limits it to some positions,
     `where` to those where a condition holds. `max_norm` shortens the change, at each position, to that L2 length;
     `keep_norm` gives what comes out the length of `h`.
@@ -55,10 +68,11 @@ class EditOptions(TypedDict, total=False):
     add: Vector | Literal[True]
     replace: Vector | Literal[True]
     project_out: Vector
-    clamp: Vector
+    clamp: Vector | Literal[True]
     ablate: Vector | Literal[True]
     factor: float
     source: Kept
+    feature: Feature
     orthogonal_to: Vector
     heads: Sequence[int]
     neurons: Sequence[int]
@@ -84,11 +98,11 @@ def edit_body(options: Mapping[str, Any]) -> dict[str, Any]:
     (op,) = named
     if op == "scale" and "factor" in options:
         raise InvalidRequest("the factor of scale is its value: there is no other")
-    vector, has_source = options[op], "source" in options
-    if vector is False or (vector is True and op != "ablate" and not has_source):
-        raise InvalidRequest(f"{op} takes a vector, or True with a source")
-    if has_source and vector is not True:
-        raise InvalidRequest(f"{op} must be True with a source, which takes the place of a vector")
+    vector, other = options[op], next((name for name in ("source", "feature") if name in options), None)
+    if vector is False or (vector is True and op != "ablate" and other is None):
+        raise InvalidRequest(f"{op} takes a vector, or True with a source or a feature")
+    if other is not None and vector is not True and (op, other) != ("scale", "feature"):
+        raise InvalidRequest(f"{op} must be True with a {other}, which takes the place of a vector")
     body = {"op": op} | {WIRE.get(name, name): _sent(name, value) for name, value in options.items() if name not in OPS}
     if op == "scale":
         return body | {"factor": vector}

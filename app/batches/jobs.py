@@ -12,7 +12,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -177,6 +177,21 @@ class Jobs(ABC, Generic[J, K]):
         del self._tasks[kept.job.id], self._cancels[kept.job.id]
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("%s %s stands until the next start", self.noun, kept.job.id, exc_info=error)
+
+    async def _until_cancelled(self, kept: K, work: Coroutine[Any, Any, None], timeout_s: float | None = None) -> bool:
+        """Do the work until the job is cancelled, or so long; returns whether it ended by itself. Raises its error."""
+        working = asyncio.create_task(work)
+        cancelled = asyncio.create_task(self._cancels[kept.job.id].wait())
+        try:
+            await asyncio.wait((working, cancelled), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (working, cancelled):
+                task.cancel()
+            await asyncio.wait((working, cancelled))
+        if working.cancelled():
+            return False
+        working.result()
+        return True
 
     @property
     def _is_here(self) -> bool:

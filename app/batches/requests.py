@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -162,37 +163,54 @@ def next_request(opened: BinaryIO, endpoint: str, models: Sequence[str]) -> tupl
 
 def check_file(path: Path, endpoint: str, models: Sequence[str], max_line_bytes: int) -> tuple[int, list[BatchProblem]]:
     """How many requests the file of a batch has, and its first problems."""
-    problems, seen, count = list[BatchProblem](), set[bytes](), 0
+    seen = set[bytes]()
+
+    def check(line: bytes) -> None:
+        custom_id, _ = read_line(line, endpoint, models)
+        known = digest_of(custom_id)
+        if known in seen:
+            raise LineProblem("duplicate_custom_id", f"{custom_id[:100]!r} is there twice.", "custom_id")
+        seen.add(known)
+
+    too_many = BatchProblem(code="too_many_tasks", message=f"A batch has at most {MAX_LINES:,} requests.")
+    return check_lines(path, check, MAX_LINES, too_many, max_line_bytes, what="requests")
+
+
+def check_lines(
+    path: Path,
+    check: Callable[[bytes], None],
+    most: int,
+    too_many: BatchProblem,
+    max_line_bytes: int,
+    *,
+    what: str,
+) -> tuple[int, list[BatchProblem]]:
+    """How many lines of a file are right, and its first problems. `check` raises `LineProblem` for a line that is not;
+    `too_many` is the problem of a file with more than `most`.
+    """
+    problems, count = list[BatchProblem](), 0
     with path.open("rb") as opened:
-        number = 0
-        while line := opened.readline(max_line_bytes + 1):
-            number += 1
+        for number, line in enumerate(iter(partial(opened.readline, max_line_bytes + 1), b""), 1):
             if number % NAP_LINES == 0:
                 time.sleep(NAP_S)
+            if len(line) > max_line_bytes:
+                message = f"A line must be at most {max_line_bytes} bytes."
+                problems.append(BatchProblem(code="line_too_long", line=number, message=message))
+                break
+            if not line.strip():
+                continue
             try:
-                if len(line) > max_line_bytes:
-                    message = f"A line must be at most {max_line_bytes} bytes."
-                    problems.append(BatchProblem(code="line_too_long", line=number, message=message))
-                    break
-                if not line.strip():
-                    continue
-                custom_id, _ = read_line(line, endpoint, models)
-                known = digest_of(custom_id)
-                if known in seen:
-                    raise LineProblem("duplicate_custom_id", f"{custom_id[:100]!r} is there twice.", "custom_id")
-                seen.add(known)
+                check(line)
                 count += 1
             except LineProblem as problem:
-                problems.append(
-                    BatchProblem(code=problem.code, line=number, message=problem.message, param=problem.param)
-                )
-            if count > MAX_LINES:
-                message = f"A batch has at most {MAX_LINES:,} requests."
-                problems.append(BatchProblem(code="too_many_tasks", message=message))
-            if len(problems) >= MAX_PROBLEMS or count > MAX_LINES:
+                found = BatchProblem(code=problem.code, line=number, message=problem.message, param=problem.param)
+                problems.append(found)
+            if count > most:
+                problems.append(too_many)
+            if len(problems) >= MAX_PROBLEMS or count > most:
                 break
     if not (count or problems):
-        problems.append(BatchProblem(code="empty_file", message="The file has no requests."))
+        problems.append(BatchProblem(code="empty_file", message=f"The file has no {what}."))
     return count, problems
 
 

@@ -162,17 +162,8 @@ class Batches(Jobs[Batch, _Kept]):
             self._files.writing(kept.owner, kept.output_id) as output,
             self._files.writing(kept.owner, kept.error_id) as errors,
         ):
-            working = asyncio.create_task(self._make_all(kept, done, output, errors))
-            cancelled = asyncio.create_task(self._cancels[kept.job.id].wait())
             left_s = max(0.0, kept.job.expires_at - time.time())
-            try:
-                await asyncio.wait((working, cancelled), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in (working, cancelled):
-                    task.cancel()
-                await asyncio.wait((working, cancelled))
-            if not working.cancelled():
-                working.result()
+            if await self._until_cancelled(kept, self._make_all(kept, done, output, errors), left_s):
                 kept.ending = "completed"
                 return
             kept.ending = "cancelled" if self._cancels[kept.job.id].is_set() else "expired"

@@ -27,7 +27,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from app.batches.files import PART, FileStore, new_id
 from app.batches.jobs import AGAIN, LONGEST_WAIT_S, Jobs, Kept
 from app.batches.places import AT_ONCE, Places
-from app.batches.requests import NAP_LINES, NAP_S, BatchProblem
+from app.batches.requests import BatchProblem, LineProblem, check_lines
 from app.domain.breakpoints import TensorData
 from app.domain.errors import DiskShort, DjinnError, FieldOutOfRange, Unauthenticated
 from app.domain.points import ABOUT, Axis
@@ -61,8 +61,6 @@ MAX_PROMPTS = 100_000
 """Of one job."""
 MAX_ASKED, MAX_ASKED_BYTES = 256, 256 << 20
 """Prompts of a request that is answered with their activations, and bytes of these."""
-MAX_PROBLEMS = 20
-"""Of a file, that are told: then it is not read any further."""
 MAX_SHARD_BYTES = 128 << 20
 """A shard ends before it has more, unless that is one prompt's alone: it is in memory until it is written."""
 REGEX_S = 1.0
@@ -431,18 +429,6 @@ class ActivationJobs(Jobs[ActivationsJob, _KeptJob]):
                 logger.warning("job %s waits for the disk: %s", kept.job.id, error)
                 await asyncio.sleep(LONGEST_WAIT_S)
 
-    async def _until_cancelled(self, kept: _KeptJob, work: Any) -> None:
-        working = asyncio.create_task(work)
-        cancelled = asyncio.create_task(self._cancels[kept.job.id].wait())
-        try:
-            await asyncio.wait((working, cancelled), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (working, cancelled):
-                task.cancel()
-            await asyncio.wait((working, cancelled))
-        if not working.cancelled():
-            working.result()
-
     async def _check(self, kept: _KeptJob) -> None:
         """Count the lines of the file, and note what is wrong with them."""
         began, registry = time.perf_counter(), self._reader.registry
@@ -531,31 +517,14 @@ def _shard_id(job_id: str, number: int) -> str:
 
 def check_prompts(path: Path, max_line_bytes: int) -> tuple[int, list[BatchProblem]]:
     """How many prompts the file of a job has, and its first problems."""
-    problems, count, number = list[BatchProblem](), 0, 0
-    with path.open("rb") as opened:
-        while (line := opened.readline(max_line_bytes + 1)) and len(problems) < MAX_PROBLEMS:
-            number += 1
-            if number % NAP_LINES == 0:
-                time.sleep(NAP_S)
-            if len(line) > max_line_bytes:
-                message = f"A line must be at most {max_line_bytes} bytes."
-                problems.append(BatchProblem(code="line_too_long", line=number, message=message))
-                break
-            if not line.strip():
-                continue
-            count += 1
-            try:
-                PromptLine.model_validate_json(line)
-            except ValidationError as error:
-                [first, *_] = error.errors(include_url=False, include_input=False)
-                where = ".".join(map(str, first["loc"])) or None
-                problems.append(
-                    BatchProblem(code="invalid_prompt_line", line=number, message=first["msg"], param=where)
-                )
-            if count > MAX_PROMPTS:
-                message = f"A job has at most {MAX_PROMPTS:,} prompts."
-                problems.append(BatchProblem(code="too_many_prompts", message=message))
-                break
-    if not (count or problems):
-        problems.append(BatchProblem(code="empty_file", message="The file has no prompts."))
-    return count, problems
+
+    def check(line: bytes) -> None:
+        try:
+            PromptLine.model_validate_json(line)
+        except ValidationError as error:
+            [first, *_] = error.errors(include_url=False, include_input=False)
+            where = ".".join(map(str, first["loc"])) or None
+            raise LineProblem("invalid_prompt_line", first["msg"], where) from error
+
+    too_many = BatchProblem(code="too_many_prompts", message=f"A job has at most {MAX_PROMPTS:,} prompts.")
+    return check_lines(path, check, MAX_PROMPTS, too_many, max_line_bytes, what="prompts")

@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,32 +111,31 @@ class PatchingTable(BaseModel):
     normalized: list[list[float | None]]
 
 
-class PatchingResult(BaseModel):
+class PatchingPrompts(BaseModel):
+    """What the prompts are. `clean` and `corrupted` are the metric of the prompts as they are."""
+
+    clean_token_ids: list[int]
+    corrupted_token_ids: list[int]
+    clean_texts: list[str]
+    corrupted_texts: list[str]
+    clean: float
+    corrupted: float
+
+
+class PatchingResult(PatchingPrompts):
     """A whole sweep. `clean` and `corrupted` are the metric of the prompts as they are."""
 
     object: Literal["experiment.patching"] = "experiment.patching"
     metric: Literal["logit_difference", "probability", "kl"]
     into: Literal["corrupted", "clean"]
-    clean_token_ids: list[int]
-    corrupted_token_ids: list[int]
-    clean_texts: list[str]
-    corrupted_texts: list[str]
-    clean: float
-    corrupted: float
     tables: list[PatchingTable]
     seconds: float
 
 
-class PatchingStarted(BaseModel):
+class PatchingStarted(PatchingPrompts):
     """What the prompts are and give, before anything is patched; `rows` places follow."""
 
     rows: int
-    clean_token_ids: list[int]
-    corrupted_token_ids: list[int]
-    clean_texts: list[str]
-    corrupted_texts: list[str]
-    clean: float
-    corrupted: float
 
 
 class PatchedPlace(BaseModel):
@@ -260,15 +259,7 @@ class Sweep:
             logits = await registry.whitebox.logits(list(bases.values()), asked.token_ids)
             self._clean_logprobs = _log_softmax(logits[0])
             self._clean, self._corrupted = map(self._measure, logits)
-            yield PatchingStarted(
-                rows=self._rows,
-                clean_token_ids=asked.clean,
-                corrupted_token_ids=asked.corrupted,
-                clean_texts=[self._tokens.decode([each], skip_special_tokens=False) for each in asked.clean],
-                corrupted_texts=[self._tokens.decode([each], skip_special_tokens=False) for each in asked.corrupted],
-                clean=self._clean,
-                corrupted=self._corrupted,
-            )
+            yield PatchingStarted(rows=self._rows, **self._prompts())
             patched = bases[self._body.into]
             await registry.whitebox.disarm(patched, None)
             async for layers in self._sources():
@@ -398,20 +389,21 @@ class Sweep:
     @property
     def result(self) -> PatchingResult:
         """All of it, once `run` has ended."""
-        asked = self._asked
-        decode = self._tokens.decode
         return PatchingResult(
+            **self._prompts(),
             metric=self._body.metric.kind,
             into=self._body.into,
-            clean_token_ids=asked.clean,
-            corrupted_token_ids=asked.corrupted,
-            clean_texts=[decode([each], skip_special_tokens=False) for each in asked.clean],
-            corrupted_texts=[decode([each], skip_special_tokens=False) for each in asked.corrupted],
-            clean=self._clean,
-            corrupted=self._corrupted,
-            tables=[self._table(point, layers) for point, layers in asked.sites.items()],
+            tables=[self._table(point, layers) for point, layers in self._asked.sites.items()],
             seconds=self._seconds,
         )
+
+    def _prompts(self) -> dict[str, Any]:
+        """The fields of `PatchingPrompts`."""
+        found: dict[str, Any] = {"clean": self._clean, "corrupted": self._corrupted}
+        for name in ("clean", "corrupted"):
+            found[f"{name}_token_ids"] = token_ids = getattr(self._asked, name)
+            found[f"{name}_texts"] = [self._tokens.decode([each], skip_special_tokens=False) for each in token_ids]
+        return found
 
     def _table(self, point: Point, layers: Sequence[int]) -> PatchingTable:
         columns = [place.column for place in self._places_of(point, layers[0])]

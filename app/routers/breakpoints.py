@@ -236,7 +236,7 @@ async def get_features(
 
 
 def _direction(name: str, services: Services, owner: str | None) -> TensorData:
-    vector = services.uploads.vector(owner, name)
+    vector = services.uploads.get(owner, UploadKind.VECTOR, name, TensorData)
     size, wanted = vector.shape[0], services.info.hidden_size
     if size != wanted:
         raise FieldOutOfRange(f"vector: it must have {wanted} numbers, not {size}", param="vector")

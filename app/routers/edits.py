@@ -110,9 +110,10 @@ class _EditMaker:
         return vector if body.orthogonal_to is None else self._orthogonal(vector, self._numbers(body.orthogonal_to))
 
     def _numbers(self, field: str | list[float]) -> TensorData:
-        return vector_of(
-            to_float32(self._services.uploads.vector(self._owner, field)) if isinstance(field, str) else field
-        )
+        if isinstance(field, str):
+            named = self._services.uploads.get(self._owner, UploadKind.VECTOR, field, TensorData)
+            return vector_of(to_float32(named))
+        return vector_of(field)
 
     def _orthogonal(self, vector: TensorData, other: TensorData) -> TensorData:
         """What is left of the vector without its part along the other, computed in float64."""

@@ -1,6 +1,5 @@
 """`/v1/files`: uploaded in pieces, listed, read, deleted."""
 
-from contextlib import aclosing
 from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -8,12 +7,12 @@ from fastapi.responses import FileResponse
 from pydantic import ValidationError
 
 from app.batches.files import DeletedFile, FileFields, FileList, FileObject, FilePurpose, FilesQuery
-from app.domain.errors import FieldOutOfRange, NotFound, TooLarge
+from app.domain.errors import NotFound
 from app.routers.api_calls import IGNORED_DESCRIPTION, IgnoredDep, OpenAIRoute, openai_errors, page_of
 from app.routers.dependencies import OwnerDep, ServicesDep
 from app.web.bodies import FILE, OCTET_STREAM
 from app.web.errors import ANTHROPIC_VERSION, describe_body
-from app.web.multipart import FormPart, form_parts
+from app.web.multipart import read_form
 
 FILES_PATH = "/v1/files"
 MAX_VALUE = 1024
@@ -53,31 +52,13 @@ FORM: dict[str, Any] = {
 @router.post("", operation_id="createFile", responses={**ERRORS, **openai_errors(503)}, openapi_extra=FORM)
 async def create_file(request: Request, services: ServicesDep, owner: OwnerDep, ignored: IgnoredDep) -> FileObject:
     """Keep a file, which comes in a form. It is written to disk while it comes."""
-    fields: dict[str, bytes] = {}
-    filename, part = None, None
     async with services.files.writing(owner) as writer:
-        async with aclosing(form_parts(request.headers.get("content-type", ""), request.stream())) as pieces:
-            async for piece in pieces:
-                if isinstance(piece, FormPart):
-                    part = piece
-                    if part.name == "file" and filename is not None:
-                        raise FieldOutOfRange("file: give one file", param="file")
-                    if part.name == "file":
-                        filename = part.filename or "file"
-                    else:
-                        fields[part.name] = b""
-                elif part is not None and part.name == "file":
-                    await writer.write(piece)
-                elif part is not None:
-                    fields[part.name] += piece
-                    if len(fields[part.name]) > MAX_VALUE:
-                        raise TooLarge(f"{part.name[:100]}: at most {MAX_VALUE} bytes")
-        if filename is None:
-            raise FieldOutOfRange("file: required", param="file")
+        form = request.headers.get("content-type", ""), request.stream()
+        part, fields = await read_form(*form, "file", writer.write, most=MAX_VALUE)
         asked = _read_fields(fields)
         ignored.read(asked)
         ttl_s = None if asked.expires_after is None else asked.expires_after.seconds
-        return await writer.keep(filename[:MAX_FILENAME], asked.purpose, ttl_s)
+        return await writer.keep((part.filename or "file")[:MAX_FILENAME], asked.purpose, ttl_s)
 
 
 def _read_fields(fields: dict[str, bytes]) -> FileFields:

@@ -1,28 +1,32 @@
-"""What clients upload to look inside the model: vectors and dictionaries, by name."""
+"""What clients upload to look inside the model, by name: vectors, dictionaries, lenses and probes."""
 
 import asyncio
-from contextlib import aclosing
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import numpy as np
 from fastapi import APIRouter, Query, Request, Response
+from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange, TooLarge
-from app.domain.uploads import Dictionary, StoredProbe, Translators, UploadKey, UploadKind
+from app.domain.uploads import Dictionary, StoredFile, StoredProbe, Translators, Uploaded, UploadKey, UploadKind
 from app.routers.dependencies import OwnerDep, Services, ServicesDep, errors
 from app.sessions.side_work import FILE_BYTES_PER_S, Lane
 from app.web.bodies import FILE, FILE_BODY, file_response
 from app.web.errors import describe_body
-from app.web.multipart import FormPart, form_parts
+from app.web.multipart import read_form
 from app.wire.breakpoints import VectorList, VectorQuery, VectorView
-from app.wire.dictionaries import DictionaryFields, DictionaryList, DictionaryView, read_dictionary
+from app.wire.dictionaries import CONFIG, WEIGHTS, DictionaryFields, DictionaryList, DictionaryView, read_dictionary
 from app.wire.lenses import NamedLensFields, NamedLensList, NamedLensView, read_lens
 from app.wire.probes import NamedProbeList, NamedProbeView, ProbeFields, read_probe
 from app.wire.tensors import read_one, write_file
 
 T = TypeVar("T", bound=BaseModel)
+Read = tuple[Callable[[StoredFile], Uploaded], Mapping[str, NDArray[np.float32]]]
+"""What is known of an upload but for its file, and the tensors of that."""
 
 vectors_router = APIRouter(prefix="/v1/vectors", tags=["breakpoints"])
 
@@ -57,7 +61,9 @@ async def list_vectors(services: ServicesDep, owner: OwnerDep) -> VectorList:
 )
 async def get_vector(request: Request, name: str, services: ServicesDep, owner: OwnerDep) -> Response:
     """A vector as safetensors: one tensor `vector`."""
-    return file_response(request, write_file({VECTOR: services.uploads.vector(owner, name)}))
+    return file_response(
+        request, write_file({VECTOR: services.uploads.get(owner, UploadKind.VECTOR, name, TensorData)})
+    )
 
 
 @vectors_router.delete("/{name}", operation_id="deleteVector", status_code=204, responses=errors(404))
@@ -75,7 +81,6 @@ def _read_vector(content: bytes, widest: int) -> TensorData:
 
 
 DICTIONARIES_PATH = "/v1/dictionaries"
-CONFIG, WEIGHTS = "cfg", "weights"
 MAX_FIELD = 1 << 16
 """Bytes of a field of a form that is not the weights."""
 FILE_PART = {"type": "string", "format": "binary"}
@@ -92,41 +97,42 @@ def _form(fields: type[BaseModel], *small: str) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
 
 
-async def _read_form(
-    request: Request, weights: Path, form: type[T], most: int, *small: str
-) -> tuple[T, dict[str, bytes]]:
-    """Write the file `weights` of a form to that path; returns its fields, and its `small` files by name.
+async def _create(
+    request: Request,
+    services: Services,
+    owner: str | None,
+    kind: UploadKind,
+    form: type[T],
+    read: Callable[[Path, T, Mapping[str, bytes]], Read],
+    *small: str,
+) -> tuple[str, Any]:
+    """Keep what a form has: its file `weights`, its fields, and its `small` files, as `read` makes sense of them in a
+    thread; returns the upload's name, and what is known of it.
 
-    Raises `TooLarge` for more than `most` bytes, `FieldOutOfRange`, `MalformedRequest`.
+    Raises `TooLarge` for more than `max_upload_bytes`, what `read` and `Uploads.put` do, and what forms do.
     """
-    values, has_weights, part, written = dict[str, bytes](), False, "", 0
-    with weights.open("wb") as opened:
-        async with aclosing(form_parts(request.headers.get("content-type", ""), request.stream())) as pieces:
-            async for piece in pieces:
-                if isinstance(piece, FormPart):
-                    part = piece.name
-                    if part in values or (part == WEIGHTS and has_weights):
-                        raise FieldOutOfRange(f"{part[:100]}: it is given twice", param=part[:100])
-                    if part == WEIGHTS:
-                        has_weights = True
-                    else:
-                        values[part] = b""
-                elif part == WEIGHTS:
-                    written += len(piece)
-                    if written > most:
-                        raise TooLarge(f"{WEIGHTS}: at most {most} bytes, max_upload_bytes")
-                    opened.write(piece)
-                else:
-                    values[part] += piece
-                    if len(values[part]) > MAX_FIELD:
-                        raise TooLarge(f"{part[:100]}: at most {MAX_FIELD} bytes")
-    if not has_weights:
-        raise FieldOutOfRange(f"{WEIGHTS}: required, a file", param=WEIGHTS)
-    files = {name: values.pop(name) for name in small if name in values}
-    try:
-        return form.model_validate({name: value.decode("utf-8", "replace") for name, value in values.items()}), files
-    except ValidationError as error:
-        raise describe_body(form, error) from error
+    uploads, written = services.uploads, 0
+    with uploads.part() as part:
+        with part.open("wb") as opened:
+
+            async def write(piece: bytes) -> None:
+                nonlocal written
+                written += len(piece)
+                if written > uploads.most:
+                    raise TooLarge(f"{WEIGHTS}: at most {uploads.most} bytes, max_upload_bytes")
+                opened.write(piece)
+
+            content_type = request.headers.get("content-type", "")
+            _, values = await read_form(content_type, request.stream(), WEIGHTS, write, most=MAX_FIELD)
+        files = {name: values.pop(name) for name in small if name in values}
+        try:
+            asked: Any = form.model_validate({name: each.decode("utf-8", "replace") for name, each in values.items()})
+        except ValidationError as error:
+            raise describe_body(form, error) from error
+        async with services.side_work.turn(owner, Lane.FILE) as piece:
+            piece.seconds = written / FILE_BYTES_PER_S
+            make, tensors = await asyncio.to_thread(read, part, asked, files)
+    return asked.name, await uploads.put(UploadKey(owner, kind, asked.name), make, tensors)
 
 
 dictionaries_router = APIRouter(prefix=DICTIONARIES_PATH, tags=["breakpoints"])
@@ -144,18 +150,12 @@ async def create_dictionary(request: Request, services: ServicesDep, owner: Owne
     (its safetensors), or with Gemma Scope's `params.npz` as `weights` and the `layer` that it is for. It takes the
     place of another one of that name; edits that were sent before keep the old one.
     """
-    uploads = services.uploads
-    with uploads.part() as part:
-        asked, files = await _read_form(request, part, DictionaryFields, uploads.most, CONFIG)
-        async with services.side_work.turn(owner, Lane.FILE) as piece:
-            piece.seconds = part.stat().st_size / FILE_BYTES_PER_S
-            make, tensors = await asyncio.to_thread(
-                read_dictionary, part, files.get(CONFIG), asked, services.info, uploads.most
-            )
-    key = UploadKey(owner, UploadKind.DICTIONARY, asked.name)
-    made = await uploads.put(key, make, tensors)
-    assert isinstance(made, Dictionary)
-    return DictionaryView.of(asked.name, made, loaded=True)
+
+    def read(part: Path, asked: DictionaryFields, files: Mapping[str, bytes]) -> Any:
+        return read_dictionary(part, files.get(CONFIG), asked, services.info, services.uploads.most)
+
+    made = await _create(request, services, owner, UploadKind.DICTIONARY, DictionaryFields, read, CONFIG)
+    return DictionaryView.of(*made, loaded=True)
 
 
 @dictionaries_router.get("", operation_id="listDictionaries", responses=errors())
@@ -197,15 +197,12 @@ async def create_named_lens(request: Request, services: ServicesDep, owner: Owne
     and, if there is one, `0.bias` for the stream after layer 0, and so on for the layers that it has. It takes the
     place of another one of that name.
     """
-    uploads = services.uploads
-    with uploads.part() as part:
-        asked, _ = await _read_form(request, part, NamedLensFields, uploads.most)
-        async with services.side_work.turn(owner, Lane.FILE) as piece:
-            piece.seconds = part.stat().st_size / FILE_BYTES_PER_S
-            make, tensors = await asyncio.to_thread(read_lens, part, asked, services.info)
-    made = await uploads.put(UploadKey(owner, UploadKind.LENS, asked.name), make, tensors)
-    assert isinstance(made, Translators)
-    return NamedLensView.of(asked.name, made, loaded=True)
+
+    def read(part: Path, asked: NamedLensFields, files: Mapping[str, bytes]) -> Any:
+        return read_lens(part, asked, services.info)
+
+    made = await _create(request, services, owner, UploadKind.LENS, NamedLensFields, read)
+    return NamedLensView.of(*made, loaded=True)
 
 
 @lenses_router.get("", operation_id="listNamedLenses", responses=errors())
@@ -244,13 +241,12 @@ async def create_probe(request: Request, services: ServicesDep, owner: OwnerDep)
     or with the tensors of a `torch.nn.Sequential` of Linear, ReLU and Linear. It takes the place of another one of that
     name; breakpoints that were armed before keep the old one.
     """
-    uploads = services.uploads
-    with uploads.part() as part:
-        asked, _ = await _read_form(request, part, ProbeFields, uploads.most)
-        make, tensors = await services.side_work.run(owner, read_probe, part, asked, services.info)
-    made = await uploads.put(UploadKey(owner, UploadKind.PROBE, asked.name), make, tensors)
-    assert isinstance(made, StoredProbe)
-    return NamedProbeView.of(asked.name, made)
+
+    def read(part: Path, asked: ProbeFields, files: Mapping[str, bytes]) -> Any:
+        return read_probe(part, asked, services.info)
+
+    made = await _create(request, services, owner, UploadKind.PROBE, ProbeFields, read)
+    return NamedProbeView.of(*made)
 
 
 @probes_router.get("", operation_id="listProbes", responses=errors())

@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 MAX_UPLOADS = 1000
 """Of one owner and kind."""
 SUFFIX, PART = ".safetensors", ".part"
-HASHED_BYTES = 1 << 20
 
-T = TypeVar("T", bound=Uploaded)
+T = TypeVar("T", bound=Upload)
+R = TypeVar("R")
 Make = Callable[[StoredFile], Uploaded]
 """What an upload is, once its file is known."""
 
@@ -64,8 +64,7 @@ class Uploads:
         self._journal, self._executor, self._disk = journal, executor, disk
         self._room = room or JournalRoom(None)
         self._temporary = tempfile.TemporaryDirectory(prefix="djinn-uploads-") if folder is None else None
-        self._folder = Path(self._temporary.name) if self._temporary is not None else folder
-        assert self._folder is not None
+        self._folder = Path(self._temporary.name) if self._temporary is not None else Path(folder or "")
         try:
             make_writable(self._folder, 0o700)
         except OSError as error:
@@ -93,16 +92,9 @@ class Uploads:
             raise NotFound(f"no {kind} {name[:100]!r}", param=param or kind)
         return found
 
-    def vector(self, owner: str | None, name: str) -> TensorData:
-        """The owner's vector of that name. Raises `NotFound`."""
-        found = self._kept.get(UploadKey(owner, UploadKind.VECTOR, name))
-        if not isinstance(found, TensorData):
-            raise NotFound(f"no vector {name[:100]!r}", param="vector")
-        return found
-
     def require_loaded(self, found: Uploaded, kind: UploadKind) -> None:
         """Raise `UploadsFull` unless the engine has it: it would not fit when the server started."""
-        if found.file.digest not in self._loaded:
+        if not self.is_loaded(found):
             raise UploadsFull(f"the {kind} is not loaded: delete others, and upload it again", param=kind)
 
     def is_loaded(self, found: Uploaded) -> bool:
@@ -128,7 +120,7 @@ class Uploads:
     @contextmanager
     def part(self) -> Iterator[Path]:
         """A file in the folder for what is still to be read, which is gone at the end of the block."""
-        path = self._folder_path / f"{secrets.token_hex(16)}{PART}"
+        path = self._folder / f"{secrets.token_hex(16)}{PART}"
         try:
             yield path
         finally:
@@ -201,22 +193,20 @@ class Uploads:
 
     def path(self, file: StoredFile) -> Path:
         """Where its bytes are."""
-        return self._folder_path / f"{file.digest}{SUFFIX}"
+        return self._folder / f"{file.digest}{SUFFIX}"
 
     def rows(self, file: StoredFile, index: int, names: tuple[str, ...]) -> list[NDArray[np.float32]]:
-        """Row `index` of tensors of the file, or the one number of a tensor without rows. Raises `NotFound`."""
-        try:
-            with safe_open(self.path(file), framework="numpy") as opened:
-                return [opened.get_slice(name)[index] for name in names]
-        except (OSError, SafetensorError) as error:
-            raise NotFound("the file of the upload is missing or damaged: upload it again") from error
+        """Row `index` of tensors of the file, or element `index` of one without rows. Raises `NotFound`."""
+        return self._read(file, lambda opened: [opened.get_slice(name)[index] for name in names])
 
     def numbers(self, file: StoredFile) -> NDArray[np.float32]:
         """The tensor `weights` of the file. Raises `NotFound`."""
+        return self._read(file, lambda opened: opened.get_tensor("weights"))
+
+    def _read(self, file: StoredFile, read: Callable[[Any], R]) -> R:
         try:
             with safe_open(self.path(file), framework="numpy") as opened:
-                found: NDArray[np.float32] = opened.get_tensor("weights")
-                return found
+                return read(opened)
         except (OSError, SafetensorError) as error:
             raise NotFound("the file of the upload is missing or damaged: upload it again") from error
 
@@ -224,11 +214,6 @@ class Uploads:
         """Remove a folder that is only this object's."""
         if self._temporary is not None:
             self._temporary.cleanup()
-
-    @property
-    def _folder_path(self) -> Path:
-        assert self._folder is not None
-        return self._folder
 
     def _require_place(self, key: UploadKey) -> None:
         mine = self.owned_by(key.owner, key.kind)
@@ -249,7 +234,7 @@ class Uploads:
                 file = StoredFile(digest, part.stat().st_size)
                 sync(part)
                 part.replace(self.path(file))
-                sync(self._folder_path)
+                sync(self._folder)
             except (OSError, DiskFull, SafetensorError) as error:
                 raise DiskShort(f"the upload was not stored: {getattr(error, 'strerror', error)}") from error
         return file

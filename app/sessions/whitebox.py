@@ -3,8 +3,8 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -267,15 +267,11 @@ class Whitebox:
 
         Raises `FieldOutOfRange` for positions that are not in the history, and for too many.
         """
-        async with self._mapping[session.owner]:
-            try:
-                found: ActivationMap = await self._executor.call(
-                    lambda ticket: OpenMap(ticket, session.id, positions, layers)
-                )
-                return found, await self._slices(session, found.count, ask)
-            finally:
-                if session.state is not SessionState.CLOSED and self._executor.failure is None:
-                    self._executor.post(lambda ticket: CloseMap(ticket, session.id))
+        async with self._map(session, positions, layers) as found:
+            ask_of = partial(MapLens, session=session.id, ask=ask)
+            parts: list[LensRows] = await self._slices(session, found.count, ask_of, LEAST_SLICE)
+            rows, chosen, measures = (_joined(parts, name) for name in ("rows", "chosen", "measures"))
+            return found, LensRows(rows, sum(each.seconds for each in parts), chosen=chosen, measures=measures)
 
     async def norms(
         self, session: Session, positions: Positions, layers: tuple[int, ...] | None, vector: TensorData | None
@@ -294,24 +290,12 @@ class Whitebox:
         stream, and the activations of `chosen` ones. Gives way to turns as a lens does. Raises `FieldOutOfRange`,
         `NotFound`.
         """
-        file = dictionary.file
+        file, layers = dictionary.file, (dictionary.layer,)
         ask = partial(ReadFeatures, session=session.id, digest=file.digest, k=dictionary.k, top_k=top_k, chosen=chosen)
-        async with self._mapping[session.owner]:
-            try:
-                found: ActivationMap = await self._executor.call(
-                    lambda ticket: OpenMap(ticket, session.id, positions, (dictionary.layer,), dictionary.point)
-                )
-                told, size, first = FeatureRows((), (), 0.0), 1, 0
-                while first < found.count:
-                    end = min(found.count, first + size)
-                    part: FeatureRows = await self._head.take(session.owner, partial(ask, first=first, end=end))
-                    told = FeatureRows(told.rows + part.rows, told.chosen + part.chosen, told.seconds + part.seconds)
-                    size = max(1, min(MOST_SLICE, int((end - first) * SLICE_S / part.seconds)))
-                    first = end
-                return found, told
-            finally:
-                if session.state is not SessionState.CLOSED and self._executor.failure is None:
-                    self._executor.post(lambda ticket: CloseMap(ticket, session.id))
+        async with self._map(session, positions, layers, dictionary.point) as found:
+            parts: list[FeatureRows] = await self._slices(session, found.count, ask, 1)
+            seconds = sum(each.seconds for each in parts)
+            return found, FeatureRows(_joined(parts, "rows"), _joined(parts, "chosen"), seconds)
 
     async def attribution(self, session: Session, positions: Positions, tokens: tuple[int, int]) -> Attribution:
         """What is kept at a position as parts of the difference of two tokens' logits. Raises `FieldOutOfRange`."""
@@ -319,19 +303,30 @@ class Whitebox:
         found: Attribution = await self._head.take(session.owner, make)
         return found
 
-    async def _slices(self, session: Session, count: int, ask: LensAsk) -> LensRows:
-        """All of the map's, joined."""
-        told, size, first = LensRows((), 0.0), LEAST_SLICE, 0
+    @asynccontextmanager
+    async def _map(
+        self, session: Session, positions: Positions, layers: tuple[int, ...] | None, point: Point = Point.RESID_POST
+    ) -> AsyncIterator[ActivationMap]:
+        """A map that the engine holds on to for the block. Each tenant has one at a time."""
+        async with self._mapping[session.owner]:
+            try:
+                yield await self._executor.call(lambda ticket: OpenMap(ticket, session.id, positions, layers, point))
+            finally:
+                if session.state is not SessionState.CLOSED and self._executor.failure is None:
+                    self._executor.post(lambda ticket: CloseMap(ticket, session.id))
+
+    async def _slices(
+        self, session: Session, count: int, ask: Callable[..., MapLens | ReadFeatures], least: int
+    ) -> list[Any]:
+        """The answers for all of the map, in its order. `ask` makes the command for streams from `first` to `end`."""
+        parts, size, first = list[Any](), least, 0
         while first < count:
             end = min(count, first + size)
-            make = partial(MapLens, session=session.id, first=first, end=end, ask=ask)
-            found: LensRows = await self._head.take(session.owner, make)
-            told = LensRows(
-                told.rows + found.rows,
-                told.seconds + found.seconds,
-                chosen=told.chosen + found.chosen,
-                measures=told.measures + found.measures,
-            )
-            size = max(LEAST_SLICE, min(MOST_SLICE, int((end - first) * SLICE_S / found.seconds)))
+            parts.append(await self._head.take(session.owner, partial(ask, first=first, end=end)))
+            size = max(least, min(MOST_SLICE, int((end - first) * SLICE_S / parts[-1].seconds)))
             first = end
-        return told
+        return parts
+
+
+def _joined(parts: Sequence[LensRows | FeatureRows], name: str) -> tuple[Any, ...]:
+    return tuple(each for part in parts for each in getattr(part, name))

@@ -1,12 +1,13 @@
 """A form with files, `multipart/form-data` (RFC 7578), read as it comes: no part of it is in memory as a whole."""
 
-from collections.abc import AsyncGenerator, AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from email import message_from_string
 from email.message import Message
 from enum import Enum, auto
 
-from app.domain.errors import MalformedRequest
+from app.domain.errors import FieldOutOfRange, MalformedRequest, TooLarge
 
 MAX_PART_HEADER = 8192
 MAX_BOUNDARY = 70
@@ -75,6 +76,41 @@ async def form_parts(content_type: str, chunks: AsyncIterable[bytes]) -> AsyncGe
                 place = _Place.CONTENT
     if place is not _Place.END:
         raise MalformedRequest("the form ends before its last boundary", param="body")
+
+
+async def read_form(
+    content_type: str,
+    chunks: AsyncIterable[bytes],
+    file: str,
+    write: Callable[[bytes], Awaitable[object]],
+    *,
+    most: int,
+) -> tuple[FormPart, dict[str, bytes]]:
+    """The part named `file` of a form, whose content goes to `write` as it comes, and all other fields by name.
+
+    Raises `FieldOutOfRange` where the file is missing or a part is there twice, `TooLarge` for a field of more than
+    `most` bytes, and what `form_parts` and `write` raise.
+    """
+    fields, found, part = dict[str, bytes](), None, None
+    async with aclosing(form_parts(content_type, chunks)) as pieces:
+        async for piece in pieces:
+            if isinstance(piece, FormPart):
+                part, name = piece, piece.name[:100]
+                if part.name in fields or (part.name == file and found is not None):
+                    raise FieldOutOfRange(f"{name}: it is given twice", param=name)
+                if part.name == file:
+                    found = part
+                else:
+                    fields[part.name] = b""
+            elif part is found:
+                await write(piece)
+            elif part is not None:
+                fields[part.name] += piece
+                if len(fields[part.name]) > most:
+                    raise TooLarge(f"{part.name[:100]}: at most {most} bytes")
+    if found is None:
+        raise FieldOutOfRange(f"{file}: required, a file", param=file)
+    return found, fields
 
 
 def _boundary(content_type: str) -> bytes:

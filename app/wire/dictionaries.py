@@ -27,7 +27,7 @@ from app.wire.checkpoint import ActivationQuery, PositionsText
 from app.wire.edits import VECTOR_NAME
 from app.wire.maps import LayersText
 from app.wire.points import as_number, place_of_hook, width_at
-from app.wire.tensors import read_arrays
+from app.wire.tensors import check_array, read_arrays
 
 Floats = NDArray[np.float32]
 CONFIG, WEIGHTS = "cfg", "weights"
@@ -234,11 +234,7 @@ def _tensor(arrays: Mapping[str, Floats], name: str, shape: tuple[int, ...]) -> 
     found = arrays[name]
     if name == "threshold" and found.shape == ():
         found = np.full(shape, found, np.float32)  # BatchTopK has one for all
-    if found.shape != shape:
-        raise FieldOutOfRange(f"{param}: the shape must be {list(shape)}, not {list(found.shape)}", param=param)
-    if not np.isfinite(found).all():
-        place = int(np.argmin(np.isfinite(found)))
-        raise FieldOutOfRange(f"{param}: element {place} is not finite", param=param)
+    check_array(found, shape, param=param)
     return found
 
 

@@ -20,7 +20,7 @@ from app.domain.uploads import LensKind, StoredFile, Translators
 from app.domain.values import ModelInfo
 from app.wire.base import WireModel
 from app.wire.edits import VECTOR_NAME
-from app.wire.tensors import read_arrays
+from app.wire.tensors import check_array, read_arrays
 
 WEIGHTS = "weights"
 NAME = re.compile(r"(?:layers\.)?(\d{1,4})\.(weight|bias)", re.ASCII)
@@ -71,11 +71,7 @@ def read_lens(
             raise FieldOutOfRange(f"{param}: names are 0.weight and 0.bias to {last}.weight, {last}.bias", param=param)
         layer, kind = int(place[1]), place[2]
         shape = (info.hidden_size,) if kind == "bias" else (info.hidden_size, info.hidden_size)
-        if tensor.shape != shape:
-            raise FieldOutOfRange(f"{param}: the shape must be {list(shape)}, not {list(tensor.shape)}", param=param)
-        if not np.isfinite(tensor).all():
-            place_of = int(np.argmin(np.isfinite(tensor)))
-            raise FieldOutOfRange(f"{param}: element {place_of} is not finite", param=param)
+        check_array(tensor, shape, param=param)
         if f"{layer}.{kind}" in found:
             raise FieldOutOfRange(f"{param}: the layer has another", param=param)
         found[f"{layer}.{kind}"] = tensor

@@ -201,11 +201,6 @@ def place_of_hook(hook: str | None, own_layer: int | None, own_point: str | None
     return layer, point
 
 
-def place_of_fields(layer: int, point: str, info: ModelInfo) -> tuple[int, Point]:
-    """The same for fields alone."""
-    return place_of_hook(None, layer, point, info)
-
-
 def width_at(point: Point, layer: int, info: ModelInfo, *, param: str = "cfg.hook_name") -> int:
     """How many numbers the point has. Raises `FieldOutOfRange` where a dictionary or a probe cannot be."""
     shape = info.points[point][layer] if point in info.points else None

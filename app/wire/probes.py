@@ -19,8 +19,8 @@ from app.domain.values import ModelInfo
 from app.messages import Probed
 from app.wire.base import MAX_COUNT, WireModel
 from app.wire.edits import VECTOR_NAME, Float32, VectorName
-from app.wire.points import as_number, place_of_fields, width_at
-from app.wire.tensors import read_arrays
+from app.wire.points import as_number, place_of_hook, width_at
+from app.wire.tensors import check_array, read_arrays
 
 WEIGHTS = "weights"
 MAX_HIDDEN = 1024
@@ -115,13 +115,13 @@ def read_probe(
 
     Raises `MalformedRequest` for a file that is none, `FieldOutOfRange`, which names the field or the tensor.
     """
-    layer, point = place_of_fields(asked.layer, asked.point, info)
+    layer, point = place_of_hook(None, asked.layer, asked.point, info)
     width, arrays = width_at(point, layer, info, param="point"), read_arrays(weights, param=WEIGHTS)
     names = DEEP if DEEP[0] in arrays else LINEAR
     if set(arrays) != set(names):
-        found = ", ".join(sorted(arrays)[:10])[:200]
+        given = ", ".join(sorted(arrays)[:10])[:200]
         raise FieldOutOfRange(
-            f"{WEIGHTS}: its tensors must be {', '.join(LINEAR)} or {', '.join(DEEP)}, not {found}", param=WEIGHTS
+            f"{WEIGHTS}: its tensors must be {', '.join(LINEAR)} or {', '.join(DEEP)}, not {given}", param=WEIGHTS
         )
     hidden = arrays[DEEP[0]].shape[0] if names is DEEP and arrays[DEEP[0]].ndim else 0
     if names is DEEP and not 1 <= hidden <= MAX_HIDDEN:
@@ -130,14 +130,8 @@ def read_probe(
     if names is DEEP:
         shapes = {"0.weight": (hidden, width), "0.bias": (hidden,), "2.weight": (1, hidden), "2.bias": (1,)}
     for name, shape in shapes.items():
-        param = f"{WEIGHTS}.{name}"
-        if arrays[name].shape not in (shape, shape[1:]):
-            raise FieldOutOfRange(
-                f"{param}: the shape must be {list(shape)}, not {list(arrays[name].shape)}", param=param
-            )
-        if not np.isfinite(arrays[name]).all():
-            place = int(np.argmin(np.isfinite(arrays[name])))
-            raise FieldOutOfRange(f"{param}: element {place} is not finite", param=param)
+        found = arrays[name][None] if arrays[name].shape == shape[1:] else arrays[name]
+        check_array(found, shape, param=f"{WEIGHTS}.{name}")
     numbers = np.concatenate([arrays[name].reshape(-1) for name in names])
     made = layer, point, width, hidden, asked.output == "sigmoid"
     return lambda file: StoredProbe(file, *made), {WEIGHTS: numbers}

@@ -84,6 +84,14 @@ def read_arrays(path: Path, *, param: str) -> dict[str, NDArray[np.float32]]:
     return found
 
 
+def check_array(array: NDArray[np.float32], shape: tuple[int, ...], *, param: str) -> None:
+    """Raise `FieldOutOfRange` unless the array has that shape, and nothing in it is infinite or NaN."""
+    if array.shape != shape:
+        raise FieldOutOfRange(f"{param}: the shape must be {list(shape)}, not {list(array.shape)}", param=param)
+    if not (finite := np.isfinite(array)).all():
+        raise FieldOutOfRange(f"{param}: element {int(np.argmin(finite))} is not finite", param=param)
+
+
 def first_infinite(tensor: TensorData) -> int | None:
     """The first element that is not a finite number; None: all are."""
     integer, exponent = EXPONENTS[tensor.dtype]

@@ -8,7 +8,7 @@ from client import breakpoint_calls as calls
 from client.breakpoint_models import BreakpointInfo, CheckpointInfo, Lens, Positions
 from client.calls import UNSET, Seconds, given
 from client.captures import Place
-from client.edits import Kept, Vector, Where
+from client.edits import Feature, Kept, Vector, Where
 from client.errors import NotFound
 from client.tensors import ArrayLike, FloatArray
 from client.transport import AsyncTransport
@@ -65,10 +65,11 @@ class AsyncCheckpoint(Place):
         add: Vector | Literal[True] | None = None,
         replace: Vector | Literal[True] | None = None,
         project_out: Vector | None = None,
-        clamp: Vector | None = None,
+        clamp: Vector | Literal[True] | None = None,
         ablate: Literal[True] | Vector | None = None,
         factor: float | None = None,
         source: Kept | None = None,
+        feature: Feature | None = None,
         orthogonal_to: Vector | None = None,
         heads: Sequence[int] | None = None,
         neurons: Sequence[int] | None = None,

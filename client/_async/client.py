@@ -10,11 +10,9 @@ from typing import Any, Literal, Self
 import httpx
 
 from client import breakpoint_calls, calls, experiments
-from client._async.dictionaries import AsyncDictionaries
-from client._async.lenses import AsyncLenses
 from client._async.live import live_events
-from client._async.probes import AsyncProbes
 from client._async.session import AsyncSession
+from client._async.uploads import AsyncDictionaries, AsyncLenses, AsyncProbes
 from client._async.vectors import AsyncVectors
 from client.breakpoint_models import PointInfo
 from client.calls import PAGE_SIZE, UNSET, Seconds, given

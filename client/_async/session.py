@@ -14,7 +14,18 @@ from client._async.turn import AsyncTurnStream, stream_turn
 from client.breakpoint_models import Attribution, Features, LensMap, Norms, OnTimeout, Pass, Positions
 from client.calls import UNSET, Seconds, given
 from client.captures import Captures
-from client.edits import EditOptions, Kept, Until, Vector, Where, capture_body, pause_body, probe_body, steer_body
+from client.edits import (
+    EditOptions,
+    Feature,
+    Kept,
+    Until,
+    Vector,
+    Where,
+    capture_body,
+    pause_body,
+    probe_body,
+    steer_body,
+)
 from client.errors import DjinnError, NotFound
 from client.live import Event
 from client.models import History, Move, Phase, PhaseChange, SessionInfo, Turn
@@ -269,10 +280,11 @@ class AsyncSession:
         add: Vector | Literal[True] | None = None,
         replace: Vector | Literal[True] | None = None,
         project_out: Vector | None = None,
-        clamp: Vector | None = None,
+        clamp: Vector | Literal[True] | None = None,
         ablate: Literal[True] | Vector | None = None,
         factor: float | None = None,
         source: Kept | None = None,
+        feature: Feature | None = None,
         orthogonal_to: Vector | None = None,
         heads: Sequence[int] | None = None,
         neurons: Sequence[int] | None = None,

@@ -11,11 +11,9 @@ from typing import Any, Literal, Self
 import httpx
 
 from client import breakpoint_calls, calls, experiments
-from client._sync.dictionaries import Dictionaries
-from client._sync.lenses import Lenses
 from client._sync.live import live_events
-from client._sync.probes import Probes
 from client._sync.session import Session
+from client._sync.uploads import Dictionaries, Lenses, Probes
 from client._sync.vectors import Vectors
 from client.breakpoint_models import PointInfo
 from client.calls import PAGE_SIZE, UNSET, Seconds, given

@@ -1,25 +1,14 @@
-"""What benchmarks measure, on a tiny model: engines and their pauses, servers and drafts."""
+"""What benchmarks measure, on a tiny model: pauses, and moves of KV."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import astuple
-from io import StringIO
-from pathlib import Path
 from random import Random
 
 import pytest
-import torch
 
 from benchmarks.breakpoints.plan import KINDS
 from benchmarks.breakpoints.plan import Plan as PausesPlan
 from benchmarks.breakpoints.runner import measure_model
-from benchmarks.drafts.replay import Plan, measure
-from benchmarks.engine.away import Passer, check_whole, fetch, park
-from benchmarks.engine.live import LiveEngine
-from benchmarks.engine.loading import load
-from benchmarks.gpu_check.context import StageContext
-from benchmarks.gpu_check.plan import TINY
-from benchmarks.gpu_check.reports.journal import Journal
 from benchmarks.kv.parks import measure_parks
 from benchmarks.kv.resume import ResumeBench
 from benchmarks.text import TokenSource
@@ -27,32 +16,6 @@ from client import Djinn
 from tests.serving import serve
 
 MODEL = "random:tiny-llama"
-
-
-# An engine on its thread.
-
-PROMPT = list(range(100, 148))
-DEVICE_TOKENS = 96
-
-
-@pytest.fixture(scope="module")
-def live() -> Iterator[LiveEngine]:
-    context = StageContext(TINY, Journal(StringIO(), has_targets=False), 0.0, Path())
-    with load(context, MODEL, kv_device=f"1x{DEVICE_TOKENS}", kv_host=f"3x{DEVICE_TOKENS}") as engine:
-        yield engine
-
-
-def test_a_session_that_was_away_says_the_same(live: LiveEngine) -> None:
-    session, other = live.open(), live.open(namespace="other")
-    first = live.generate(session, PROMPT, 4).token_ids
-    passer = Passer(live, Random(0), DEVICE_TOKENS)
-    park(live, session)
-    passer.pass_over()
-    check_whole(live, fetch(live, session), len(PROMPT))
-    again = live.generate(session, PROMPT[:8], 4).token_ids
-    assert first == live.generate(other, PROMPT, 4).token_ids
-    assert again == live.generate(other, PROMPT[:8], 4).token_ids
-    live.close(session, other)
 
 
 def test_every_pause_and_every_kind_of_session_is_measured() -> None:
@@ -97,28 +60,3 @@ def test_a_second_park_copies_what_is_new(client: Djinn, source: TokenSource) ->
     # 10 blocks; then the last of them, which had room for one token, and 2 more.
     block_bytes = client.memory().data.block_bytes
     assert (parked.first_bytes, parked.second_bytes) == (10 * block_bytes, 3 * block_bytes)
-
-
-# Conversations replayed with drafts and without.
-
-PLAN = Plan(conversations=3, turns=2, streams=2, context=300, tokens=20, temperature=0.0)
-
-
-@pytest.fixture
-def own_threads() -> Iterator[None]:
-    """The benchmark sets how many threads PyTorch has."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("own_threads")
-def test_every_answer_is_the_same_with_drafts_and_without(tmp_path: Path) -> None:
-    """Of conversations that repeat themselves."""
-    turn = [{"role": "user", "content": "again and again"}, {"role": "assistant", "content": "again and again"}]
-    lines = [json.dumps({"id": str(number), "messages": turn * (1 + number)}) for number in range(3)]
-    (tmp_path / "runs.jsonl").write_text("\n".join(lines))
-    measured = measure(Path(MODEL), tmp_path / "runs.jsonl", PLAN, [0])
-    assert [batch.turns for batch in measured.batches] == [2, 1, 1, 1]
-    assert all(batch.equal == batch.turns for batch in measured.batches)
-    assert sum(batch.tokens for batch in measured.batches) == 5 * 19

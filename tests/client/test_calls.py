@@ -98,13 +98,15 @@ def test_every_field_of_a_breakpoint_can_be_given() -> None:
     paused = BreakpointBody.model_validate_json(json.dumps(edits.pause_body(every)))
     steered = BreakpointBody.model_validate_json(json.dumps(edits.steer_body(steer)))
     captured = BreakpointBody.model_validate_json(json.dumps(edits.capture_body({"layer": 1, "heads": (0, 3)})))
-    given = paused.model_fields_set | steered.model_fields_set | captured.model_fields_set
+    probing = BreakpointBody.model_validate_json(json.dumps(edits.probe_body({"name": "p"})))
+    given = set[str]().union(*(each.model_fields_set for each in (paused, steered, captured, probing)))
     assert given == set(BreakpointBody.model_fields)
     where = {"along": np.ones(2), "above": 3.0}
     others: list[dict[str, Any]] = [
         {"replace": True, "source": {"session": "ses_1"}, "heads": (1,), "keep_norm": True, "where": where},
         {"ablate": "mean", "neurons": [2], "max_norm": 1.0},
         {"project_out": "kind", "orthogonal_to": [1.0], "experts": [0]},
+        {"clamp": True, "factor": 2.0, "feature": {"dictionary": "mine", "index": 7}},
     ]
     bodies = [EditBody.model_validate_json(json.dumps(edits.edit_body(each))) for each in others]
     assert {"factor", "positions"}.union(*(each.model_fields_set for each in bodies)) == set(EditBody.model_fields)

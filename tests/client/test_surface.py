@@ -20,7 +20,20 @@ import djinn
 from app.cli import main
 from app.domain import values as domain
 from app.openai.models import DefaultSampling, Model
-from app.wire import base, breakpoints, checkpoint, maps, memory, sessions, turns
+from app.wire import (
+    base,
+    breakpoints,
+    checkpoint,
+    dictionaries,
+    edits,
+    lenses,
+    maps,
+    memory,
+    points,
+    probes,
+    sessions,
+    turns,
+)
 from client import Djinn, breakpoint_models, memory_models, models
 from client.answer import Answer
 from client.shell.chat.commands import COMMANDS
@@ -65,7 +78,7 @@ def test_the_client_knows_every_word_of_the_server(known: object, words: type[St
     assert set(get_args(known)) == set(words)
 
 
-MODULES = (base, maps, breakpoints, checkpoint, memory, sessions, turns)
+MODULES = (base, maps, breakpoints, checkpoint, dictionaries, edits, lenses, memory, points, probes, sessions, turns)
 WIRE: dict[str, Any] = {name: kind for module in MODULES for name, kind in vars(module).items()}
 OTHER_NAMES = {
     "Usage": "TurnUsage",
@@ -73,6 +86,11 @@ OTHER_NAMES = {
     "Guess": "LensToken",
     "MemoryMap": "Memory",
     "TierUse": "Tier",
+    "LensInfo": "NamedLens",
+    "ProbeInfo": "NamedProbe",
+    "ProbeGuard": "Probe",
+    "FeatureRule": "Feature",
+    "EditGate": "Gate",
 }
 ANSWERS = [
     kind

@@ -52,8 +52,6 @@ def test_a_processor_of_which_a_part_is_masked_is_another_one(monkeypatch: pytes
     assert processor_flags() == (*plain, "onednn_avx2")
 
 
-# Programs that answer lines.
-
 # Samples of servers and of processes.
 
 LLAMACPP = """\

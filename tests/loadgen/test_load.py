@@ -45,12 +45,6 @@ def earlier_turns(trace: Trace) -> list[TurnPlan]:
     return [turn for agent in trace for turn in agent.turns[:-1]]
 
 
-@given(workloads)
-def test_time_scale_is_a_factor_on_every_time(workload: Workload) -> None:
-    plain = plan_trace(replace(workload, time_scale=1.0))
-    assert plan_trace(workload) == scaled(plain, workload.time_scale)
-
-
 BASE = Workload(40, turns=4, tool_share=0.5, eta_noise=0.2)
 
 

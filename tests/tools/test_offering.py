@@ -4,8 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher, LLTokenizer
-from llguidance.hf import from_tokenizer
+from llguidance import LLMatcher
 from msgspec import structs
 from tokenizers import AddedToken
 
@@ -23,7 +22,7 @@ from app.tools.prompt import messages_for_template
 from app.tools.reader import Content
 from app.tools.support import ToolSupport
 from tests.hugging_face import byte_tokenizer
-from tests.tools.calls import ALL_FORMATS, FORMATS, write
+from tests.tools.calls import ALL_FORMATS, FORMATS, VOCABULARY, takes, write
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -164,17 +163,6 @@ def test_a_checkpoint_may_say_itself_how_its_answers_are_read() -> None:
 
 FIND = Tool("find", None, {"type": "object", "properties": {"what": {"type": "string"}}, "required": ["what"]})
 NAMES = frozenset({"add", "find"})
-
-BACKEND = byte_tokenizer(300)
-VOCABULARY: LLTokenizer = from_tokenizer(BACKEND, n_vocab=300)
-
-
-def takes(grammar: str, text: str) -> bool:
-    """Whether `text` is a whole answer."""
-    matcher = LLMatcher(VOCABULARY, grammar)
-    assert not matcher.is_error(), matcher.get_error()
-    token_ids = list(text.encode())
-    return bool(matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting())
 
 
 def grammar_of(form: ToolFormat, use: ToolUse) -> str:

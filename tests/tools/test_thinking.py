@@ -8,13 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llguidance import LLMatcher
-from llguidance.hf import from_tokenizer
-from msgspec import structs
-from tokenizers import AddedToken
 
 from app.domain.errors import FieldOutOfRange
-from app.domain.values import FinishReason, Grammar, GrammarKind, Ticket, TurnUsage
+from app.domain.values import Grammar, GrammarKind
 from app.messages import TurnFinished
 from app.text.generation import TextChunk
 from app.tools.definitions import Tool, ToolMode, ToolUse
@@ -26,11 +22,12 @@ from app.tools.formats import (
     ToolFormat,
     find_chat_format,
 )
-from app.tools.reader import Answer, CallArguments, CallBegun, Content, Reasoning
+from app.tools.reader import Answer, CallArguments, Content
 from app.tools.support import ToolSupport, turn_grammar
 from app.tools.thinking import Opening, Seal, ThoughtReader, Wish, kept_secret
-from tests.hugging_face import byte_tokenizer
-from tests.tools.calls import ALL_FORMATS, TOOLS, reader_of, write
+from tests.tools.calls import ALL_FORMATS, TOOLS, reader_of, takes, write
+from tests.tools.test_cuts import CUT, USE, Told
+from tests.tools.test_cuts import STOPPED as END
 from tests.tools.test_offering import support, tokens
 
 TURNS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -42,22 +39,11 @@ QWEN = (
 ALWAYS = TURNS + "{% if add_generation_prompt %}assistant:<think>\n{% endif %}{# </think> #}"
 GPT_OSS = TURNS + "Reasoning: {{ reasoning_effort }}<|end|><|start|>assistant{# <|channel|>analysis<|message|> #}"
 BEGUN = "<|end|><|start|>assistant"
-END = TurnFinished(Ticket(1), FinishReason.STOP, TurnUsage(1, 0, 9, 0), 10)
-CUT = structs.replace(END, reason=FinishReason.LENGTH)
-USE = ToolUse(tuple(TOOLS), ToolMode.AUTO, frozenset(tool.name for tool in TOOLS))
 CHAT = [{"role": "user", "content": "Hi"}]
 
 
 QWEN_MODEL, OSS_MODEL = support(QWEN), support(GPT_OSS)
 OF_TOKENS = support(QWEN, "<think>", "</think>")
-
-
-def told(answer: Answer, *items: Any) -> tuple[str, str, list[str]]:
-    """Thoughts, content and names of calls."""
-    pieces = [piece for item in items for piece in answer.pieces(item)]
-    thought = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
-    content = "".join(piece.text for piece in pieces if isinstance(piece, Content))
-    return thought, content, [piece.name for piece in pieces if isinstance(piece, CallBegun)]
 
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
@@ -93,7 +79,8 @@ def test_thoughts_are_what_comes_first_between_the_markers(
     model: ToolSupport, opening: Opening, text: str, end: TurnFinished, said: Any
 ) -> None:
     for chunks in ([TextChunk(text)], [TextChunk(character) for character in text]):
-        assert told(model.answer(USE, has_form=False, opening=opening), *chunks, end) == said
+        found = Told(model.answer(USE, has_form=False, opening=opening)).take(*chunks, end)
+        assert (found.thoughts, found.content, [name for name, _ in found.calls]) == said
 
 
 @pytest.mark.parametrize(
@@ -192,23 +179,14 @@ def test_a_wish_is_heeded_as_far_as_the_template_can(template: str, wish: Wish, 
 
 
 THINK_END, OPEN_ID = 300, 301
+
+
+def allows(grammar: Grammar | None, *parts: str | int) -> bool:
+    return grammar is not None and takes(grammar.text, *parts)
+
+
 SCHEMA = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "integer"}), "response_format")
 REQUIRED = ToolUse((Tool("f"),), ToolMode.REQUIRED, frozenset({"f"}))
-
-
-TOKENIZER = byte_tokenizer(300)
-TOKENIZER.add_tokens([AddedToken(f"<{index}>", special=True) for index in range(20)])
-VOCABULARY = from_tokenizer(TOKENIZER, n_vocab=330)
-"""Tokens from 300 on are markers, whatever their texts are."""
-
-
-def takes(grammar: Grammar | None, *parts: str | int) -> bool:
-    """Whether the parts, texts or tokens, are a whole answer."""
-    assert grammar is not None
-    matcher = LLMatcher(VOCABULARY, grammar.text)
-    assert not matcher.is_error(), matcher.get_error()
-    ids = [each for part in parts for each in ([part] if isinstance(part, int) else part.encode())]
-    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
 
 
 @pytest.mark.parametrize(
@@ -227,13 +205,13 @@ def test_a_grammar_begins_after_the_thoughts(form: Grammar | None, answer: str, 
     use = ToolUse() if form else REQUIRED
     begin, end = (OPEN_ID, THINK_END) if has_tokens else ("<think>", "</think>")
     free, opened, closed = (turn_grammar(form, use, model, opening) for opening in Opening)
-    assert takes(free, begin, "Hm {", end, answer)
-    assert takes(free, answer)
-    assert takes(opened, "Hm {", end, "\n\n", answer)
-    assert not takes(opened, answer)
-    assert not takes(opened, "Hm", end, "no such thing")
+    assert allows(free, begin, "Hm {", end, answer)
+    assert allows(free, answer)
+    assert allows(opened, "Hm {", end, "\n\n", answer)
+    assert not allows(opened, answer)
+    assert not allows(opened, "Hm", end, "no such thing")
     if form is None or form.kind is GrammarKind.LARK:
-        assert takes(closed, answer)
+        assert allows(closed, answer)
     assert support(TURNS).after_thinking(form, Opening.FREE, None) is form
 
 
@@ -242,12 +220,12 @@ def test_a_budget_ends_the_thoughts_and_nothing_else() -> None:
     assert model.heed(Wish(budget=3)).budget == 3
     for opening, begin in ((Opening.OPEN, ()), (Opening.FREE, (OPEN_ID,))):
         free = turn_grammar(None, ToolUse(), model, opening, 3)
-        assert takes(free, *begin, "abc", THINK_END, "a long answer <tool_call>")
-        assert takes(free, *begin, "a", THINK_END, "")
-        assert not takes(free, *begin, "abcd", THINK_END, "so")
+        assert allows(free, *begin, "abc", THINK_END, "a long answer <tool_call>")
+        assert allows(free, *begin, "a", THINK_END, "")
+        assert not allows(free, *begin, "abcd", THINK_END, "so")
         held = turn_grammar(SCHEMA, ToolUse(), model, opening, 3)
-        assert takes(held, *begin, "abc", THINK_END, "12")
-    assert takes(turn_grammar(None, ToolUse(), model, Opening.FREE, 3), "no thoughts at all")
+        assert allows(held, *begin, "abc", THINK_END, "12")
+    assert allows(turn_grammar(None, ToolUse(), model, Opening.FREE, 3), "no thoughts at all")
     assert turn_grammar(None, ToolUse(), model, Opening.CLOSED, 3) is None
 
 
@@ -283,12 +261,12 @@ def test_a_call_that_a_grammar_holds_is_in_the_familys_form_after_its_thoughts(
     grammar = turn_grammar(None, ToolUse((SUM,), ToolMode.REQUIRED, frozenset({"sum"})), model, FREE)
     for arguments in ('{"text": "l1\\nl2 <", "n": 3, "kind": "a", "way": "w"}', '{"text": ""}'):
         call = write(form, ("sum", arguments))
-        assert all(takes(grammar, *known.encode(said + call, add_special_tokens=False)) for said in ("", thought))
+        assert all(allows(grammar, *known.encode(said + call, add_special_tokens=False)) for said in ("", thought))
         reader = reader_of(form, [SUM])
         told = [each.text for each in (*reader.push(call), *reader.finish()) if isinstance(each, CallArguments)]
         assert form is HARMONY or json.loads("".join(told)) == json.loads(arguments)
     for wrong in ('{"n": 3}', '{"text": "x", "n": "y"}', '{"text": "x", "kind": "c"}', '{"text": "x", "way": "x"}'):
-        assert not takes(grammar, *known.encode(thought + write(form, ("sum", wrong)), add_special_tokens=False))
+        assert not allows(grammar, *known.encode(thought + write(form, ("sum", wrong)), add_special_tokens=False))
 
 
 CODED = "<tool_call><function=edit>\n<parameter=text>\n1\n2\n</parameter>\n<parameter=n>3</parameter></function>"

@@ -38,8 +38,6 @@ from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.paths import Span
 from app.gpu.state.sequence import ActivationRoom, TokenSequence, TurnState
 
-Predict = Callable[[Sequence[Rows], int], list[list[tuple[int, float]]]]
-"""For each of the rows, the most likely tokens after the final norm and the head."""
 Look = Callable[[Sequence[Cell], Mapping[int, Cell], LensAsk], tuple[Any, Any, Any]]
 """For each cell the likeliest tokens, those chosen, and measures, as `LensRows` has them, given the last streams by
 position."""
@@ -67,7 +65,6 @@ class Whitebox:
     def __init__(
         self,
         placement: Placement,
-        predict: Predict,
         look: Look,
         mean: Mean,
         logits: Logits,
@@ -79,7 +76,6 @@ class Whitebox:
         num_layers: int,
     ) -> None:
         self._placement = placement
-        self._predict = predict
         self._look = look
         self._mean = mean
         self._logits = logits
@@ -123,10 +119,9 @@ class Whitebox:
                 f"pause at {names_of(STREAM)}"
             )
         first, end = _chosen(checkpoint, command.positions)
-        chosen = (checkpoint.hidden, first - checkpoint.first, end - checkpoint.first)
-        rows = self._predict([chosen], command.top_k)
-        seconds = time.perf_counter() - began
-        return LensRows(tuple(map(tuple, rows)), seconds, first, tuple(sequence.tokens[first:end]))
+        cells = [(checkpoint.layer, at, checkpoint.hidden, at - checkpoint.first) for at in range(first, end)]
+        rows, _, _ = self._look(cells, {}, LensAsk(command.top_k))
+        return LensRows(rows, time.perf_counter() - began, first, tuple(sequence.tokens[first:end]))
 
     def _open_map(self, sequence: TokenSequence, command: messages.OpenMap) -> ActivationMap:
         """Hold on to the cells of now until `CloseMap`, to be read in slices between steps, and to those after the last

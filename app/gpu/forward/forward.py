@@ -87,20 +87,10 @@ class Runner:
         return StepCounts(self._replayed, self._in_runs, self._eager, self._followed, self._tokens)
 
     @torch.inference_mode()
-    def predict(self, parts: Sequence[Rows], top_k: int) -> list[list[tuple[int, float]]]:
-        """Final norm and head on rows of residual streams (the logit lens; nostalgebraist, 2020): token ids with
-        natural-log probabilities, best first. Waits for the device.
-        """
-        logits, download = self.stack.head(self._load(parts)), Download(self._streams)
-        best = log_probabilities(logits).topk(top_k)
-        values, ids = download.fetch(best.values), download.fetch(best.indices)
-        download.finish().synchronize()
-        return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
-
-    @torch.inference_mode()
     def look(self, cells: Sequence[Cell], ends: Mapping[int, Cell], ask: LensAsk) -> tuple[Any, Any, Any]:
         """What a lens tells of cells, as `LensRows` has it: `rows`, `chosen` and `measures`. `ends` are the streams
-        after the last layer by position. Waits for the device. Raises `NotFound` if the lens is not loaded.
+        after the last layer by position. Without an uploaded lens it is the logit lens (nostalgebraist, 2020). Waits
+        for the device. Raises `NotFound` if the lens is not loaded.
         """
         hidden, download = self._load(join_cells(cells)), Download(self._streams)
         if ask.lens:

@@ -111,7 +111,6 @@ def build_engine(
     to_host = partial(HostTensor.of, streams=loaded.streams)
     whitebox = Whitebox(
         scheduler.placement,
-        runner.predict,
         runner.look,
         runner.mean,
         runner.logits,

@@ -49,23 +49,6 @@ def capturing(driver: BreakDriver, *layers: int) -> SessionId:
     return driver.open_armed(*layers, action=Action.CAPTURE)
 
 
-def test_every_pass_is_recorded_and_the_tokens_stay(driver: BreakDriver, tiny_gpt2: TinyModel) -> None:
-    session = driver.open()
-    made = driver.arm(session, 3, 11, action=Action.CAPTURE)
-    turn = driver.turn(session, START, COUNT)
-    assert turn.tokens == greedy(tiny_gpt2.oracle, START, COUNT)
-    found, history = driver.captures(session), START + turn.tokens
-    wanted = boundaries(tiny_gpt2.oracle, history)
-    passes = [tuple(range(11)), *[(position,) for position in range(11, 17)]]
-    for layer in (3, 11):
-        assert [record.positions for record in found.records if record.layer == layer] == passes
-    for record in found.records:
-        assert record.breakpoint == made.id
-        assert list(record.token_ids) == [history[position] for position in record.positions]
-        assert_close(tensor_of(record.tensor), wanted[record.layer + 1][list(record.positions)])
-    assert found.dropped == 0
-
-
 def test_captures_of_a_turn_that_pauses_are_recorded_once_and_cleared(driver: BreakDriver) -> None:
     session = capturing(driver, 5)
     driver.arm(session, 3, 5, 7)
@@ -99,14 +82,6 @@ def test_what_finds_no_room_is_counted(driver: BreakDriver, tiny_gpt2: TinyModel
     assert driver.captures(session).dropped == 0
     driver.turn(session, [4], 1)
     assert len(driver.captures(session).records) == 12
-
-
-def test_a_capture_beside_an_edit_has_what_the_next_layer_reads(driver: BreakDriver, tiny_gpt2: TinyModel) -> None:
-    session = driver.open_armed(5, action=Action.EDIT, edits=(Edit(EditOp.SCALE, factor=0.5),))
-    driver.arm(session, 5, action=Action.CAPTURE, when=When(Pass.PREFILL))
-    driver.turn(session, START, 1)
-    [record] = driver.captures(session).records
-    assert_close(tensor_of(record.tensor), boundaries(tiny_gpt2.oracle, START)[6] * 0.5)
 
 
 def open_map(

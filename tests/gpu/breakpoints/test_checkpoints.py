@@ -62,22 +62,6 @@ def interventions(driver: BreakDriver, turn: Turn) -> tuple[Intervention, ...]:
     return paused.interventions
 
 
-def test_checkpoints_are_transformers_hidden_states_at_every_layer(model: TinyModel) -> None:
-    driver = BreakDriver(model.engine())
-    session = driver.open_armed(*range(model.num_layers))
-    turn = driver.begin(session, START, 4)
-    found: dict[tuple[int, int], Tensor] = {}
-    driver.settle(turn)
-    while turn.paused:
-        found[turn.checkpoint.layer, turn.checkpoint.first] = driver.read(turn)
-        driver.go_on(turn)
-    wanted = boundaries(model.oracle, START + turn.tokens)
-    assert len(found) == model.num_layers * 4
-    for (layer, first), activation in found.items():
-        end = len(START) if first == 0 else first + 1
-        assert_close(activation, wanted[layer + 1][first:end])
-
-
 def test_some_positions_are_read_while_the_turn_is_paused(driver: BreakDriver, tiny_llama: TinyModel) -> None:
     turn, wanted = pause(driver, LAYER, Pass.PREFILL), boundaries(tiny_llama.oracle, START)[LAYER + 1]
     for positions, part in ((LAST, wanted[-1:]), (Positions(3, 7), wanted[3:7]), (Positions(9), wanted[9:])):

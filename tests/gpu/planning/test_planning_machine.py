@@ -111,7 +111,7 @@ class PlanningMachine(RuleBasedStateMachine):
         activations = ActivationRoom(0)
         self.turns = Turns(self.scheduler, self.MAX_LEN, nobody_asks, activations)
         no = nobody_asks
-        whitebox = Whitebox(self.placement, no, no, no, no, no, no, no, no, activations, 2)
+        whitebox = Whitebox(self.placement, no, no, no, no, no, no, no, activations, 2)
         self.handler = CommandHandler(
             self.scheduler,
             self.phases,
