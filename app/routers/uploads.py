@@ -18,6 +18,7 @@ from app.sessions.side_work import FILE_BYTES_PER_S, Lane
 from app.web.bodies import FILE, FILE_BODY, file_response
 from app.web.errors import describe_body
 from app.web.multipart import read_form
+from app.web.openapi import REF
 from app.wire.breakpoints import VectorList, VectorQuery, VectorView
 from app.wire.dictionaries import CONFIG, WEIGHTS, DictionaryFields, DictionaryList, DictionaryView, read_dictionary
 from app.wire.lenses import NamedLensFields, NamedLensList, NamedLensView, read_lens
@@ -88,11 +89,12 @@ FILE_PART = {"type": "string", "format": "binary"}
 
 def _form(fields: type[BaseModel], *small: str) -> dict[str, Any]:
     """How the document describes a form with `fields`, the file `weights`, and `small` files."""
-    described = fields.model_json_schema()["properties"]
+    described = fields.model_json_schema(ref_template=f"{REF}{{model}}")
     schema = {
         "type": "object",
         "required": ["name", WEIGHTS],
-        "properties": {**described, **dict.fromkeys((*small, WEIGHTS), FILE_PART)},
+        "properties": {**described["properties"], **dict.fromkeys((*small, WEIGHTS), FILE_PART)},
+        "$defs": described.get("$defs", {}),
     }
     return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
 
