@@ -106,6 +106,8 @@ HINTS_IN_HEADERS = {
 }
 """By label, headers in which agents name their own sessions, and the agents in them. They bind nothing."""
 MAX_LABEL = 512
+MAX_WORDS = 60
+"""Characters of what a user says, as the name of a conversation."""
 IN_USER_ID = re.compile(r"""(?:_session_|"session_id": ?")([0-9a-f-]{36})""")
 """Claude Code's session in `metadata.user_id`."""
 
@@ -208,6 +210,8 @@ class ApiCall:
     """The one that it asks for; None: it asks for the base."""
     is_aside: bool = False
     """Whether it runs in no session, as the named one is busy with something else."""
+    _words: str = ""
+    """The first words of the user in its chat."""
     _session: Session | None = None
     _turn: Turn | None = None
 
@@ -320,6 +324,8 @@ class ApiCall:
 
         The prompt stays as it is if the context has no room for it with the thoughts of the history.
         """
+        said: Any = next((message["content"] for message in prompt.chat if message["role"] == "user"), "")
+        self._words = " ".join(str(said)[:MAX_LABEL].split())[:MAX_WORDS]
         services, named = self.services, session is not None or self.session_name is not None
         if session is None and self.session_name is not None:
             with suppress(Moved, Moving):  # which `start` raises
@@ -360,8 +366,8 @@ class ApiCall:
                 await asyncio.wait_for(session.turn.ended.wait(), MOMENT_S)
 
     def labels(self, body: OpenBody, user: str | None) -> dict[str, str]:
-        """The metadata of a session that the call opens, what people know it by first. A session that it finds keeps
-        its metadata.
+        """The metadata of a session that the call opens, what people know it by first: its name, what its agent says,
+        or else how its user begins. A session that it finds keeps its metadata.
         """
         extras = body.model_extra or {}
         said = extras.get("client_metadata")  # Codex's
@@ -371,11 +377,13 @@ class ApiCall:
             "client_session": (fields.get("session_id"), extras.get("prompt_cache_key"), of_user and of_user[1]),
             "client_agent": (fields.get("thread_id"),),
         }
-        labels: dict[str, str] = {}
+        labels = {} if self.session_name is None or self.is_aside else {"name": self.session_name}
         for label, others in hints.items():
             found = [hint for hint in (self.client.get(label), *others) if isinstance(hint, str) and hint]
             if found and found[0][:MAX_LABEL] not in labels.values():
                 labels[label] = found[0][:MAX_LABEL]
+        if not labels and self._words:
+            labels["name"] = self._words
         return labels if user is None else {**labels, "user": user}
 
     @property

@@ -71,7 +71,8 @@ def go_on(
     equal arguments, but for keys that are null or have the default of the tool's schema.
 
     Thoughts that the chat lacks come back where the chat template writes them. Unless the history is that of a session
-    that the call has `named`, it may be of another conversation: what differs is told if the chat has its first answer.
+    that the call has `named`, it may be of another conversation: what differs is told only if the chat has the first
+    answer, or an answer in its place that is much like it.
     """
     found, most = prompt, -1
     for past in pasts:
@@ -133,12 +134,13 @@ class _Continuation:
         token_ids = self._prompt.token_ids if chat is None else self._prompt.encode(chat)
         new, past = _Spelled(token_ids, self._tokens, self._ends), self._past
         kept = taken = place = 0
-        because = None
+        because, is_known = None, named
         for number, start in enumerate(self._starts, 1):
             between = past.text[past.places[kept] : past.places[start]]
             if start < kept or not new.text.startswith(between, place):
                 if not between.startswith(new.text[place:]):  # else the chat goes back to an earlier place
-                    because = self._difference_before(number, start, between, new, place)
+                    because, is_alike = self._difference_before(number, start, between, new, place)
+                    is_known = is_known or is_alike
                 break
             place += len(between)
             end = new.end(bisect_left(new.places, place))
@@ -149,10 +151,11 @@ class _Continuation:
                 difference = self._difference(self._answer(start), told)
                 if difference is not None:
                     because = f"answer {number}: {difference}"
+                    is_known = is_known or _much_alike(self._answer(start), told)
                     break
             kept, taken, place = self._end(start), end, new.places[end]
         token_ids = [*past.ids[:kept], *new.ids[taken:]]
-        return replace(self._prompt, token_ids=token_ids, recomputed_because=because if kept or named else None)
+        return replace(self._prompt, token_ids=token_ids, recomputed_because=because if kept or is_known else None)
 
     def _end(self, start: int) -> int:
         end = self._past.end(start)
@@ -223,23 +226,34 @@ class _Continuation:
             return "other thinking" if told.thought else WITHOUT_THOUGHTS
         return None
 
-    def _difference_before(self, number: int, start: int, between: bytes, new: _Spelled, place: int) -> str:
-        """What differs in front of an answer. A prompt that opens thoughts lacks them where they are left out."""
+    def _difference_before(
+        self, number: int, start: int, between: bytes, new: _Spelled, place: int
+    ) -> tuple[str, bool]:
+        """What differs in front of an answer, and whether the answer there is much like it.
+
+        A prompt that opens thoughts lacks them where they are left out.
+        """
         form = self._support.thinking
         opened = -1 if form is None else between.rfind(form.open.encode())
         if opened < 0 or not new.text.startswith(between[:opened], place):
-            return f"before answer {number}"
+            return f"before answer {number}", False
         place += opened
         end = new.end(bisect_left(new.places, place))
         told = self._read(new.told(place, len(new.ids) if end is None else end, self._shown), Opening.FREE)
-        difference = self._difference(replace(self._answer(start), thought=told.thought), told)
-        return f"answer {number}: {difference or WITHOUT_THOUGHTS}"
+        known = replace(self._answer(start), thought=told.thought)
+        difference = self._difference(known, told) or WITHOUT_THOUGHTS
+        return f"answer {number}: {difference}", _much_alike(known, told)
 
 
 def _said(thought: str, content: str, calls: Sequence[tuple[str, str]]) -> Said:
     values = [(name, load_json(arguments)) for name, arguments in calls]
     kept = [(name, text if value is None else value) for (name, value), (_, text) in zip(values, calls, strict=True)]
     return Said(thought.strip(), content.strip(), tuple(kept))
+
+
+def _much_alike(known: Said, told: Said) -> bool:
+    """Whether an answer is the model's with changes: it calls the same tools, and has the first half of the text."""
+    return known.names == told.names and told.content.startswith(known.content[: (len(known.content) + 1) // 2])
 
 
 def _alike(one: Any, other: Any, schema: object) -> bool:

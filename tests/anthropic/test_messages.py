@@ -140,7 +140,7 @@ def test_a_bound_call_reads_what_its_session_has(sdk: anthropic.Anthropic, http:
     usage = second.parse().usage
     assert (usage.cache_read_input_tokens or 0) >= prompt_of(answer.usage)
     session = http.get(f"/v1/sessions/{first.headers['x-session-id']}").json()
-    assert session["metadata"] == {"user": "ann"}
+    assert session["metadata"] == {"name": "reader-of-kv", "user": "ann"}
     read = [each.cache_read_input_tokens or 0 for each in (answer.usage, usage)]
     assert session["usage"]["cached_tokens"] == sum(read)
 

@@ -52,7 +52,7 @@ def test_a_session_can_be_named_by_its_id_and_is_labelled_if_the_call_opens_it(s
     )
     view = session_of(http, answer.headers)
     assert (view["id"], view["tokens"], view["metadata"]) == (session, 2 + 4, {"for": "openai"})
-    assert session_of(http, opened.headers)["metadata"] == {"user": "me"}
+    assert session_of(http, opened.headers)["metadata"] == {"name": "labelled", "user": "me"}
 
 
 def test_a_closed_session_begins_anew(sdk: Any, http: httpx.Client) -> None:
@@ -131,10 +131,33 @@ SAID: list[tuple[str, Any, dict[str, str], dict[str, str]]] = [
         {"x-session-affinity": "ses", "thread-id": "ses"},
         {"client_session": "ses", "user": "ann"},
     ),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "  Mend\nthe " + 9 * "bug "},
+            ]
+        },
+        {},
+        {"name": "Mend the bug bug bug bug bug bug bug bug bug"},
+    ),
+    (
+        "/v1/responses",
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": 99 * "é"}]},
+                {"role": "user", "content": "x"},
+            ]
+        },
+        {"X-Session-ID": "unheard"},
+        {"name": "unheard"},
+    ),
+    ("/v1/messages", {"messages": [{"role": "user", "content": 99 * "é"}]}, {}, {"name": 60 * "é"}),
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "headers", "labels"), SAID, ids=[path for path, *_ in SAID])
+@pytest.mark.parametrize(("path", "body", "headers", "labels"), SAID)
 def test_a_session_is_labelled_by_what_its_agent_says(
     http: httpx.Client, path: str, body: Any, headers: dict[str, str], labels: dict[str, str]
 ) -> None:

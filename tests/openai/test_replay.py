@@ -124,11 +124,16 @@ def test_what_the_model_wrote_is_not_computed_again(http: httpx.Client, wire: st
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("wire", ["chats", "messages", "responses"])
-def test_an_answer_tells_why_something_is_computed_again(http: httpx.Client, wire: str, stream: bool) -> None:
-    name = f"{stream} changes of {wire}"
+@pytest.mark.parametrize("is_named", [True, False])
+def test_an_answer_tells_why_something_is_computed_again(
+    http: httpx.Client, wire: str, stream: bool, is_named: bool
+) -> None:
+    name = f"{stream} changes of {wire}" if is_named else None
     first, _ = say(http, wire, [], name)
-    changed = {**body(wire, [first], days=99), "stream": stream}
-    answer = http.post(PATHS[wire], json=changed, headers={"X-Session-ID": name}).raise_for_status()
+    days = 90 + 2 * list(PATHS).index(wire) + stream  # unlike any other test's: without a name, all histories count
+    changed = {**body(wire, [first], days=days), "stream": stream}
+    headers = {} if name is None else {"X-Session-ID": name}
+    answer = http.post(PATHS[wire], json=changed, headers=headers).raise_for_status()
     assert '"djinn":{"recomputed_because":"answer 1: other arguments of get_weather"}' in answer.text
 
 

@@ -40,6 +40,9 @@ MESSAGE: Any = (
     | {"inference_geo": "us"}
 )
 SIMPLE: Any = {name: MESSAGE[name] for name in ("model", "max_tokens", "messages")}
+COUNT: Any = {
+    name: RESPONSE[name] for name in ("model", "input", "instructions", "parallel_tool_calls", "reasoning")
+} | {name: RESPONSE[name] for name in ("text", "tool_choice", "tools", "truncation")}
 JSON_FORM: Any = {"text": {"format": {"type": "json_schema", "name": "summary", "schema": {"const": 1}}}}
 ITEMS: Any = [{"type": "message", "role": "user", "content": "Hi"}]
 PAGE: Any = {"limit": 1, "order": "asc"}
@@ -114,6 +117,7 @@ OPENAI: dict[str, Ask] = {
     "responses.compact": lambda sdk, made: compact(sdk, made.response),
     "responses.connect": lambda sdk, _: connect(sdk),
     "responses.delete": lambda sdk, made: sdk.responses.delete(made.response) is None,
+    "responses.input_tokens.count": lambda sdk, _: sdk.responses.input_tokens.count(**COUNT, personality="friendly"),
     "responses.input_items.list": lambda sdk, made: [*sdk.responses.input_items.list(made.response, **PAGE)],
     "conversations.create": lambda sdk, made: made.conversation,
     "conversations.retrieve": lambda sdk, made: sdk.conversations.retrieve(made.conversation),

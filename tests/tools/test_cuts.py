@@ -99,7 +99,8 @@ def check_every_cut(new: Callable[[], Answer], units: list[str], rng: Random, *s
         assert thoughts.startswith(part[1])
         assert damaged or len(part[2]) <= len(calls)
         assert part[2][:-1] == calls[: max(0, len(part[2]) - 1)]
-        assert all(told[1].startswith(cut[1]) for cut, told in zip(part[2], calls, strict=False))
+        for cut, told in zip(part[2], calls, strict=False):  # what comes after a call may make it text
+            assert told[1].startswith(cut[1]) or (damaged and cut[0] in content)
         assert not part[3] or json.loads(part[2][-1][1]) is not None
     assert one_by_one.ended(STOPPED, *shared) == some.ended(STOPPED, *shared) == whole
     return whole

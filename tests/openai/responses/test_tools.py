@@ -265,7 +265,7 @@ def test_a_side_call_runs_beside_a_busy_session(sdk: Any, http: httpx.Client) ->
         busy.close()
         assert again.result().headers["x-session-id"] == session["id"]
     assert aside.headers["x-session-id"] != session["id"]
-    assert session["metadata"] == {"client_session": "s-1"}
+    assert session["metadata"] == {"name": "busy-response", "client_session": "s-1"}
 
 
 def iter_ids(http: httpx.Client) -> Iterator[str]:
