@@ -454,9 +454,9 @@ def swapped(value: T, swap: Swap) -> T:
             probe = replace(probe, weights=replace(probe.weights, data=swap(probe.weights.data)))
         return replace(value, edits=tuple(swapped(edit, swap) for edit in value.edits), probe=probe)
     if isinstance(value, Intervention):
-        edit = swapped(value.edit, swap)
         # A row of the journal refers to one tensor: the gate keeps its data.
-        return value if edit is value.edit else replace(value, edit=replace(edit, gate=value.edit.gate))
+        edit = swapped(replace(value.edit, gate=None), swap)
+        return replace(value, edit=replace(edit, gate=value.edit.gate))
     vector = value.vector and replace(value.vector, data=swap(value.vector.data))
     gate = value.gate and replace(value.gate, along=replace(value.gate.along, data=swap(value.gate.along.data)))
     return replace(value, vector=vector, gate=gate) if value.tensors else value

@@ -271,8 +271,6 @@ VALUES: dict[str, Any] = {
     **{each.__name__: each for each in (ReceivedPrompt, SentKV, TensorData, FeatureRows, Attribution)},
 }
 """What a `Done` may carry, by the name of its type."""
-MADE_LATER = ("ActivationNorms", "Captures", "TensorData")
-"""Those that a function returns."""
 
 Plain = Any
 """Numbers, strings, bytes, lists and dictionaries."""
@@ -302,8 +300,9 @@ def _pack(event: Event) -> tuple[Plain, ...]:
     if isinstance(event, Token) and event.logprobs is None:  # most events are these: a pair of numbers
         return (event.ticket, event.token_id)
     if isinstance(event, Done):
-        value = event.value() if callable(event.value) else event.value
-        return ("Done", event.ticket, type(value).__name__, *take_out(value))
+        is_made = callable(event.value)
+        value = event.value() if is_made else event.value
+        return ("Done", event.ticket, type(value).__name__, is_made, *take_out(value))
     if isinstance(event, Failed):
         return ("Failed", event.ticket, event.error)
     return (type(event).__name__, *take_out(event))
@@ -314,9 +313,9 @@ def _unpack(packed: list[Plain]) -> Event:
         return Token(Ticket(packed[0]), packed[1])
     name, *fields = packed
     if name == "Done":
-        ticket, kind, *sent = fields
+        ticket, kind, is_made, *sent = fields
         value = _made_of(sent, VALUES[kind])
-        return Done(ticket, (lambda: value) if kind in MADE_LATER else value)
+        return Done(ticket, (lambda: value) if is_made else value)
     if name == "Failed":
         ticket, error = fields
         return Failed(ticket, _error(error))

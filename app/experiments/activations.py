@@ -16,7 +16,9 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import count, islice, takewhile
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -67,6 +69,22 @@ REGEX_S = 1.0
 """How long a regular expression may take for one prompt."""
 
 
+MAX_REPEATED = 400_000
+"""Length of a regular expression times its least counts: the library writes repetitions out, at 270 bytes each."""
+COUNT, NOT_SERVED = regex.compile(r"\{(\d+)"), regex.compile(r"\(\?(?:[A-Za-z01-]*x|R|[+-]?\d|&|P>)")
+"""The least count of a repetition. Recursion has no bound in memory, and with flag `x` counts could be hidden."""
+
+
+@lru_cache(4)
+def _compiled(pattern: str) -> Any:
+    """The regular expression. Raises `regex.error`, also if it would take much memory, and `RecursionError`."""
+    if NOT_SERVED.search(pattern):
+        raise regex.error("recursion and flag x are not served")
+    if len(pattern) * prod(max(1, int(least)) for least in COUNT.findall(pattern)) > MAX_REPEATED:
+        raise regex.error(f"its length times its counts must be at most {MAX_REPEATED}")
+    return regex.compile(pattern, cache_pattern=False)
+
+
 class PositionsBody(WireModel):
     """Positions by what stands there. Exactly one of the fields."""
 
@@ -81,9 +99,10 @@ class PositionsBody(WireModel):
             raise FieldOutOfRange("positions: give exactly one of token_ids and regex", param="positions")
         if self.regex is not None:
             try:
-                regex.compile(self.regex)
-            except regex.error as error:
-                raise FieldOutOfRange(f"positions.regex: {error}", param="positions.regex") from error
+                _compiled(self.regex)
+            except (regex.error, RecursionError) as error:
+                why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+                raise FieldOutOfRange(f"positions.regex: {why}", param="positions.regex") from error
         return self
 
 
@@ -217,10 +236,11 @@ class Wanted:
 def _matched(pattern: str, pieces: Sequence[str]) -> Iterator[int]:
     """The pieces of a text that have a character in a match of the pattern."""
     try:
-        spans = [each.span() for each in regex.finditer(pattern, "".join(pieces), timeout=REGEX_S, concurrent=True)]
-    except TimeoutError:
+        found = _compiled(pattern).finditer("".join(pieces), timeout=REGEX_S, concurrent=True)
+        spans = [each.span() for each in found if each.end() > each.start()]
+    except (TimeoutError, MemoryError):
         raise FieldOutOfRange(
-            f"positions.regex: it takes more than {REGEX_S:g} s for a prompt", param="positions.regex"
+            f"positions.regex: it takes more than {REGEX_S:g} s, or much memory, for a prompt", param="positions.regex"
         ) from None
     first = 0
     for position, piece in enumerate(pieces):

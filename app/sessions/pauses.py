@@ -11,6 +11,7 @@ from contextvars import Context
 from app.domain.activations import CheckpointInfo
 from app.domain.breakpoints import NEXT_BREAKPOINT, OnTimeout, Until
 from app.domain.errors import DjinnError, FieldOutOfRange
+from app.domain.points import boundary_of, place_of
 from app.domain.values import FinishReason, SessionState
 from app.engine_process.executor import EngineExecutor
 from app.engine_process.turn import Turn
@@ -80,10 +81,14 @@ class Pauses:
 
     def check_resume(self, session: Session, until: Until) -> None:
         """Raise what `resume` would raise now, and change nothing."""
-        layer, last = session.require_pause(to="resume").info.layer, self._executor.engine.info.num_layers - 1
-        if until.layer is not None and not layer < until.layer <= last:
+        at, last = session.require_pause(to="resume").info, self._executor.engine.info.num_layers - 1
+        place = place_of(boundary_of(at.point, at.layer), at.point)
+        if until.layer is not None and not (
+            until.layer <= last and place_of(boundary_of(until.point, until.layer), until.point) > place
+        ):
             raise FieldOutOfRange(
-                f"until.layer: {until.layer} must be above {layer}, where the session is paused, and at most {last}",
+                f"until.layer: {until.layer} must be above {at.layer}, where the session is paused, and at most {last}"
+                f"; a point of layer {at.layer} must come after {at.point}",
                 param="until.layer",
             )
         self._table.require_no_drain(session)

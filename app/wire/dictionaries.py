@@ -130,8 +130,9 @@ def read_dictionary(
         encoder -= encoder.mean(axis=1, keepdims=True)
     ones, zeros = np.ones(features, np.float32), np.zeros(features, np.float32)
     if kind == GATED:
-        scale = np.exp(found["r_mag"].astype(np.float64))
-        rule = {"scale": scale, "bias": found["b_mag"] + shift * scale, "gate": found["b_gate"] + shift}
+        with np.errstate(over="ignore", invalid="ignore"):  # what is infinite is refused below
+            scale = np.exp(found["r_mag"].astype(np.float64))
+            rule = {"scale": scale, "bias": found["b_mag"] + shift * scale, "gate": found["b_gate"] + shift}
     else:
         bias = found["b_enc"] + shift
         rule = {"scale": ones, "bias": bias, "gate": bias}
@@ -155,7 +156,13 @@ def read_dictionary(
             asked.neuronpedia_id or said.neuronpedia_id,
         )
 
-    return make, {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
+    with np.errstate(over="ignore"):
+        rounded = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
+    for name, tensor in rounded.items():
+        if not np.isfinite(tensor).all():
+            wrong = f"{WEIGHTS}: folded together, the numbers of {name} are beyond the range of float32"
+            raise FieldOutOfRange(wrong, param=WEIGHTS)
+    return make, rounded
 
 
 class _Config:
@@ -202,7 +209,7 @@ class _Config:
         self.layer, self.point = place_of_hook(hook, asked.layer, asked.point, info)
         self.writes = self.point
         if is_transcoder and (out := _text(fields, "hook_name_out")) is not None:
-            layer, self.writes = place_of_hook(out, asked.layer, asked.point, info)
+            layer, self.writes = place_of_hook(out, asked.layer, None, info)
             if layer != self.layer:
                 raise _refused("hook_name_out", out, f"a point of layer {self.layer}, which the transcoder reads")
         wanted = width_at(self.point, self.layer, info)
@@ -247,13 +254,17 @@ def _read_npz(path: Path, room: int) -> dict[str, Floats]:
     """The arrays of `params.npz`, of which none is a Python object."""
     try:
         with zipfile.ZipFile(path) as packed:
-            if (needed := sum(each.file_size for each in packed.infolist())) > room:
-                raise FieldOutOfRange(f"weights: {needed} bytes, and there is room for {room}", param=WEIGHTS)
-        with np.load(path, allow_pickle=False) as stored:
-            found = {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+            needed = sum(each.file_size for each in packed.infolist())
+        if needed <= room:
+            with np.load(path, allow_pickle=False) as stored:
+                found = {name: stored[name] for name in stored.files}
+    except Exception as error:  # there is hardly one that zipfile and numpy do not raise for a crafted file
         raise MalformedRequest("weights: the file is not one of numpy's, or not whole", param=WEIGHTS) from error
+    if needed > room:
+        raise FieldOutOfRange(f"weights: {needed} bytes, and there is room for {room}", param=WEIGHTS)
     for name, array in found.items():
+        if not isinstance(array, np.ndarray):  # a file of another kind in the archive
+            raise FieldOutOfRange(f"weights.{name[:100]}: it must be an array", param=f"weights.{name[:100]}")
         if array.dtype.kind != "f":
             raise FieldOutOfRange(f"weights.{name}: {array.dtype} must be a float type", param=f"weights.{name}")
     return {name: array.astype(np.float32, copy=False) for name, array in found.items()}

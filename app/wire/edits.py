@@ -96,7 +96,8 @@ class FeatureBody(WireModel):
 
 class GateBody(WireModel):
     """At which positions the edit is made: where `h . along`, or the activation of a `feature`, is `above` a number,
-    `below` one, or both. `h` is all that stands at the position before this edit, whichever heads or neurons it is for.
+    `below` one, or between the two. `h` is all that stands at the position before this edit, whichever heads or
+    neurons it is for.
     """
 
     along: VectorField | None = Field(
@@ -112,6 +113,8 @@ class GateBody(WireModel):
             raise ValueError("give exactly one of along and feature")
         if self.above is None and self.below is None:
             raise ValueError("give above, below or both")
+        if self.above is not None and self.below is not None and self.above >= self.below:
+            raise ValueError("above must be lower than below: no number is between them")
         return self
 
 

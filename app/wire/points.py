@@ -191,6 +191,11 @@ def place_of_hook(hook: str | None, own_layer: int | None, own_point: str | None
             raise FieldOutOfRange(wrong, param=param)
         raise FieldOutOfRange(f"point: there is no point {own_point}", param="point")
     point, layer = found
+    if hook is not None and own_point is not None and (own := find_point(own_point)) != found:
+        point_of = "no point" if own is None else f"not {hook}, which cfg.json names"
+        raise FieldOutOfRange(f"point: {own_point} is {point_of}", param="point")
+    if own_layer is not None and layer not in (None, own_layer):
+        raise FieldOutOfRange(f"layer: {own_layer}, but {hook or own_point} is in layer {layer}", param="layer")
     layer = own_layer if layer is None else layer
     if layer is None:
         raise FieldOutOfRange("layer: required, as no cfg.json says where the dictionary belongs", param="layer")

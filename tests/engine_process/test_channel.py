@@ -17,12 +17,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.domain.activations import ActivationNorms, Captures, CheckpointInfo, PausedTurn
+from app.domain.activations import Activation, ActivationNorms, Captures, CheckpointInfo, PausedTurn
 from app.domain.breakpoints import Edit, EditOp, Intervention, Pass, TensorData
 from app.domain.errors import ContextTooLong, DjinnError, EngineError, FieldOutOfRange, SessionLimit
 from app.domain.values import FinishReason, SamplingParams, SessionId, StopRule, Ticket, TokenLogprobs, TurnUsage
 from app.engine_process.channel import PART_BYTES, Channel, Closed
-from app.engine_process.frames import FRAMES, MADE_LATER, VALUES, Frame, decode, encode, encode_events
+from app.engine_process.frames import FRAMES, VALUES, Frame, decode, encode, encode_events
 from app.messages import Done, Event, Failed, Reinstate, Token, TurnFinished
 
 SECONDS = 20.0
@@ -191,7 +191,7 @@ def test_the_events_of_a_step_come_in_their_order(data: st.DataObject) -> None:
     assert seen(decode(encode_events(events))) == seen(events)
 
 
-@pytest.mark.parametrize("kind", [each for each in VALUES if each not in MADE_LATER])
+@pytest.mark.parametrize("kind", VALUES)
 @SLOW
 @given(data=st.data())
 def test_an_answer_keeps_its_value(kind: str, data: st.DataObject) -> None:
@@ -217,8 +217,8 @@ def test_a_vector_of_many_interventions_is_sent_once_and_kept_once() -> None:
     assert decode(frames[2]) == paused
 
 
-@given(value=any_value(Captures) | any_value(ActivationNorms))
-def test_what_takes_long_is_made_by_who_sends_it(value: Captures | ActivationNorms) -> None:
+@given(value=any_value(Captures) | any_value(ActivationNorms) | any_value(Activation))
+def test_what_takes_long_is_made_by_who_sends_it(value: Captures | ActivationNorms | Activation) -> None:
     [answer] = decode(encode_events([Done(Ticket(3), lambda: value)]))  # type: ignore[misc]
     assert isinstance(answer, Done)
     assert callable(answer.value)

@@ -17,6 +17,7 @@ from app.domain.breakpoints import (
     Breakpoint,
     Edit,
     EditOp,
+    Gate,
     Intervention,
     OnTimeout,
     Pass,
@@ -48,6 +49,7 @@ EDITS = st.builds(
     vector=st.none() | TENSORS,
     positions=st.builds(Positions, st.integers(0, 99), st.none() | st.integers(0, 99), st.booleans()),
     max_norm=st.none() | st.floats(0, 1e9),
+    gate=st.none() | st.builds(Gate, TENSORS, FLOATS),
 )
 BREAKPOINTS = st.builds(
     Breakpoint,
@@ -240,9 +242,11 @@ async def test_another_models_vectors_are_refused_even_without_a_session(journal
 )
 async def test_steering_that_cannot_be_read_is_named(journal: Journal, tmp_path: Path, damage: str) -> None:
     kept = session()
-    kept.breakpoints, kept.interventions = {STEER.id: STEER}, (STEERED, replace(STEERED, boundary=1))
+    gated = replace(STEERED, edit=replace(STEERED.edit, gate=Gate(vector(3, 4), 0.5)))
+    kept.breakpoints, kept.interventions = {STEER.id: STEER}, (STEERED, gated)
     SessionKeeper(journal).note(kept)
-    journal.close()
+    [found] = restarted(journal, tmp_path)
+    assert found.interventions == kept.interventions
     execute(tmp_path / FILE_NAME, damage)
     again = Journal(tmp_path)
     with pytest.raises(FieldOutOfRange, match=FILE_NAME):

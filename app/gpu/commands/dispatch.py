@@ -303,9 +303,9 @@ class CommandHandler:
             if not lowest <= until.layer <= highest:
                 what = f"until.layer must be from {lowest} to {highest} for {until.point}: the session is paused at "
                 raise FieldOutOfRange(f"{what}{checkpoint.point} of layer {checkpoint.layer}", param="until.layer")
-            turn.pause_at = until.layer + 1, until.point, checkpoint.first
+            turn.pause_at = until.layer + 1, until.point, checkpoint.first, None
         elif until.next_token:
-            turn.pause_at = checkpoint.layer + 1, checkpoint.point, len(sequence.tokens)
+            turn.pause_at = checkpoint.layer + 1, checkpoint.point, len(sequence.tokens), None
         turn.ticket, turn.paused, turn.to_end = command.ticket, False, until.end
         self._scheduler.requeue(sequence)
         self._phases.forget(sequence)

@@ -78,7 +78,8 @@ class Turns:
         if probe.then is Then.PAUSE:
             if stopped:
                 return None
-            turn.pause_at, turn.halted = (boundary_of(found.point, found.layer), found.point, row.first), row.first
+            boundary = boundary_of(found.point, found.layer)
+            turn.pause_at, turn.halted = (boundary, found.point, row.first, found.breakpoint), row.first
             return []
         events = [] if stopped else self.advance(row, ())
         if sequence.turn is turn:

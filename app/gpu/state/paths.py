@@ -246,9 +246,9 @@ def _first_pause(turn: TurnState, meetings: list[Meeting], span: Span, behind: P
             _Stop(place_of(layer + 1, each.point), each.point, each.id) for each in pauses for layer in each.layers
         ]
     if turn.pause_at is not None:
-        boundary, point, position = turn.pause_at
+        boundary, point, position, asked_by = turn.pause_at
         if span[0] <= position < span[1]:
-            stops.append(_Stop(place_of(boundary, point), point))
+            stops.append(_Stop(place_of(boundary, point), point, asked_by))
     return min((stop for stop in stops if stop.place > behind), key=attrgetter("place"), default=None)
 
 

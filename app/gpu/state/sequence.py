@@ -101,8 +101,8 @@ class TurnState:
     """Of the history, once a penalty has looked at them."""
     pausable: bool = True
     paused: bool = False
-    pause_at: tuple[int, Point, int] | None = None
-    """A boundary and a point of it, and the position in whose pass to pause there."""
+    pause_at: tuple[int, Point, int, str | None] | None = None
+    """A boundary and a point of it, the position in whose pass to pause there, and the breakpoint that asks for it."""
     to_end: bool = False
     """Whether breakpoints that pause are passed."""
     halted: int | None = None

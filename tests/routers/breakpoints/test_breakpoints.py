@@ -89,6 +89,7 @@ BAD_EDITS: list[tuple[dict[str, Any], str, str]] = [
     ({**SCALE, "neurons": [2, 2]}, "neurons", "must rise"),
     ({**SCALE, "keep_norm": True, "max_norm": 1}, "max_norm", "goes without keep_norm"),
     ({**SCALE, "when": {"along": ONES}}, "when", "above, below or both"),
+    ({**SCALE, "when": {"along": ONES, "above": 1, "below": 1}}, "when", "no number is between"),
     ({**SCALE, "when": {"along": ONES[1:], "above": 0}}, "when.along", f"must have {HIDDEN} numbers"),
     ({**SCALE, "when": {"along": ONES, "above": 1e39}}, "when.above", "the range of float32"),
     ({"op": "add", "vector": ONES, "orthogonal_to": [2] * HIDDEN}, "orthogonal_to", "nothing of it is left"),

@@ -1,7 +1,9 @@
 """Dictionaries: uploaded as SAELens and Gemma Scope write them, read and edited as SAELens does, else refused."""
 
+import io
 import json
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -158,6 +160,7 @@ def test_gemma_scopes_arrays_and_a_stream_without_its_mean(http: httpx.Client, t
         ({}, {"b_enc": None}, "weights.b_enc"),
         ({}, {"b_dec": np.full(HIDDEN, np.nan, np.float32)}, "weights.b_dec"),
         ({"architecture": "topk", "k": 257}, {}, "cfg.k"),
+        ({}, {"W_enc": np.full((HIDDEN, FEATURES), 1e30, "f4"), "b_dec": np.full(HIDDEN, 1e30, "f4")}, "weights"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(
@@ -170,7 +173,25 @@ def test_what_does_not_fit_is_refused_by_name(
     said = json.loads((tmp_path / "cfg.json").read_text())
     (tmp_path / "cfg.json").write_text(json.dumps({**said, **config}))
     assert_error(upload(http, tmp_path), 422, "field_out_of_range", param=param)
+    (tmp_path / "cfg.json").write_text(json.dumps(said))
+    assert_error(upload(http, tmp_path, layer=3), 422, "field_out_of_range", param="layer")
     assert http.get("/v1/dictionaries").json() == {"data": []}
+
+
+@pytest.mark.parametrize(
+    "header", [f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({1 << 50},)}}", "{'descr': ("]
+)
+def test_a_crafted_archive_is_refused(http: httpx.Client, header: str) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("W_enc.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode())
+    fields = {"name": "tiny", "layer": 1}
+    refused = http.post("/v1/dictionaries", data=fields, files={"weights": packed.getvalue()})
+    assert_error(refused, 400, "malformed_request", param="weights")
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("readme.txt", b"no array")
+    refused = http.post("/v1/dictionaries", data=fields, files={"weights": packed.getvalue()})
+    assert_error(refused, 422, "field_out_of_range", param="weights.readme.txt")
 
 
 def test_dictionaries_survive_a_restart_within_a_budget(tmp_path: Path) -> None:

@@ -115,6 +115,10 @@ def test_a_turn_pauses_inside_a_layer_and_goes_on_as_if_it_had_not(http: httpx.C
     assert (checkpoint["point"], checkpoint["layer"], checkpoint["shape"]) == ("mlp_post", 1, [CONTEXT, width])
     refused = edit(http, session, {"op": "scale", "factor": 1, "neurons": [width]})
     assert_error(refused, 422, "field_out_of_range", param="edits.0.neurons")
+    below = http.post(f"{session}/resume", json={"until": {"layer": 1, "point": "z"}})
+    assert_error(below, 422, "field_out_of_range", param="until.layer")
+    later = resume(http, session, until={"layer": 1, "point": "mlp_out"})["checkpoint"]
+    assert (later["point"], later["layer"]) == ("mlp_out", 1)
     later = resume(http, session, until={"layer": 2, "point": "resid_mid"})["checkpoint"]
     assert (later["point"], later["layer"]) == ("resid_mid", 2)
     assert resume(http, session, until="end")["token_ids"] == generate(http, whole)["token_ids"]

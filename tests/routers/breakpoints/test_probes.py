@@ -24,10 +24,11 @@ def upload(http: httpx.Client, probe: Any, **fields: Any) -> httpx.Response:
     return http.post("/v1/probes", data=form, files={"weights": save(probe.state_dict())})
 
 
-def watch(http: httpx.Client, session: str, **guard: Any) -> None:
+def watch(http: httpx.Client, session: str, *, timeout_s: float = 600, **guard: Any) -> str:
     body = {"action": "probe", "probe": {"name": "calm", **guard}, "when": {"pass": "decode" if guard else "any"}}
-    answer = http.post(f"{session}/breakpoints", json=body)
+    answer = http.post(f"{session}/breakpoints", json={**body, "timeout_s": timeout_s})
     assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
 
 
 @pytest.fixture(autouse=True)
@@ -71,11 +72,13 @@ def test_a_guard_stops_or_pauses_before_the_next_token(http: httpx.Client, sessi
         events = [line.removeprefix("event: ") for line in answer.iter_lines() if line.startswith("event: ")]
     assert events.count("probe") == highest + 1
     assert http.get(f"{stopped}/history").json()["token_ids"] == TURN["token_ids"] + whole["token_ids"][: highest + 1]
-    watch(http, paused, above=bound, then="pause")
+    guard = watch(http, paused, above=bound, then="pause", timeout_s=50)
     turn = generate(http, paused, ignore_eos=True)
     assert (turn["status"], turn["token_ids"]) == ("paused", whole["token_ids"][: highest + 1])
     assert (turn["checkpoint"]["layer"], turn["probes"][-1]["halts"]) == (1, True)
     assert turn["checkpoint"]["first"] == decoded[highest]["positions"][0]
+    assert turn["checkpoint"]["breakpoint"] == guard
+    assert turn["checkpoint"]["expires_at"] - turn["checkpoint"]["created_at"] == pytest.approx(50, abs=5)
     assert resume(http, paused)["token_ids"] == whole["token_ids"]
     call = {"model": "tiny-llama", "prompt": TURN["token_ids"], "max_tokens": 6, "temperature": 0}
     headers = {"X-Session-ID": "guarded"}
@@ -89,7 +92,13 @@ def test_a_guard_stops_or_pauses_before_the_next_token(http: httpx.Client, sessi
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"), [({"layer": 9}, "layer"), ({"point": "nowhere"}, "point"), ({"output": "tanh"}, "output")]
+    ("fields", "param"),
+    [
+        ({"layer": 9}, "layer"),
+        ({"point": "blocks.3.hook_resid_post"}, "layer"),
+        ({"point": "nowhere"}, "point"),
+        ({"output": "tanh"}, "output"),
+    ],
 )
 def test_a_probe_that_does_not_fit_is_refused(http: httpx.Client, fields: dict[str, Any], param: str) -> None:
     assert_error(upload(http, LINEAR, **fields), 422, "field_out_of_range", param=param)
