@@ -21,6 +21,7 @@ from app.domain.breakpoints import (
     When,
 )
 from app.domain.errors import Draining, FieldOutOfRange, NotDurable, NotFound, WrongState
+from app.domain.uploads import UploadKind
 from app.domain.values import FinishReason, Phase, SessionState, StopRule, Tier
 from app.exports.exports import export_session, import_session
 from app.machine.budget import DiskRoom
@@ -326,7 +327,7 @@ async def test_an_owner_has_at_most_so_many_but_may_replace_them(registry: Sessi
         await vectors.put_vector("me", "one more", vector(0))
     await vectors.put_vector("me", "v0", vector(7))
     await vectors.put_vector("you", "v0", vector(8))
-    assert vectors.vector("me", "v0") == vector(7)
+    assert vectors.get("me", UploadKind.VECTOR, "v0", TensorData) == vector(7)
 
 
 async def test_a_vector_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
