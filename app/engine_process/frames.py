@@ -301,7 +301,7 @@ def _pack(event: Event) -> tuple[Plain, ...]:
         return (event.ticket, event.token_id)
     if isinstance(event, Done):
         is_made = callable(event.value)
-        value = event.value() if is_made else event.value
+        value: Any = event.value() if callable(event.value) else event.value
         return ("Done", event.ticket, type(value).__name__, is_made, *take_out(value))
     if isinstance(event, Failed):
         return ("Failed", event.ticket, event.error)
