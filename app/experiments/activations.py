@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import regex
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, WithJsonSchema, model_validator
 
 from app.batches.files import PART, FileStore, new_id
 from app.batches.jobs import AGAIN, LONGEST_WAIT_S, Jobs, Kept
@@ -109,13 +109,18 @@ class PositionsBody(WireModel):
 Reduce = Literal["none", "mean", "last"]
 
 
+_TEXTS = TypeAdapter(list[str] | list[list[TokenId]]).json_schema()
+PromptsField = Annotated[LongList[PromptField], WithJsonSchema({"oneOf": _TEXTS["anyOf"]})]
+"""Generators of clients know no lists of unions: they are told of texts, or of token ids."""
+
+
 class ActivationsBody(WireModel):
     """What to read, of the prompts of a file, as a job, or of `prompts`, as the answer. Exactly one of these two."""
 
     input_file_id: str | None = Field(
         None, max_length=256, description='a kept file with {"prompt": ..., "id": ...} on each line'
     )
-    prompts: LongList[PromptField] | None = Field(
+    prompts: PromptsField | None = Field(
         None, min_length=1, max_length=MAX_ASKED, description="texts or token ids: the answer is their one shard"
     )
     points: PointsField = Field(default_factory=lambda: ["resid_post"], description="names, TransformerLens's too")

@@ -37,7 +37,7 @@ def no_room(server: ServerProcess, folder: Path) -> Iterator[None]:
 
 def open_session(http: httpx.Client, **body: Any) -> str:
     answer = http.post("/v1/sessions", json=body)
-    assert answer.status_code == 201
+    assert answer.status_code == 201, answer.text
     session: str = answer.json()["id"]
     return session
 

@@ -1,5 +1,6 @@
 """Coding agents that are installed from npm and PyPI: how each is configured, and the script of its model."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,8 @@ class Agent:
     """The version of Python that it needs; empty: it comes from npm."""
     more: Sequence[Sequence[str]] = ()
     """Further commands, which go on with the conversation."""
+    shortens: bool = False
+    """Whether one of them puts a summary in the place of the history."""
 
     def programs(self) -> Path:
         """The folder of its programs. The first call installs it."""
@@ -66,6 +69,9 @@ wire_api = "responses"
 env_key = "DJINN_API_KEY"
 """
 CODEX_EXEC = ["codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+CODEX_SHORTENED = ["-c", "model_auto_compact_token_limit=9600"]
+"""It shortens what has more tokens: the conversation, but not instructions and tools alone."""
+CODEX_WEBSOCKET = ["-c", "model_providers.djinn.supports_websockets=true"]
 CLAUDE = ["claude", "--allowedTools", "Bash Read Edit", "-p"]
 OPENCODE = {
     "model": "djinn/$MODEL",
@@ -78,6 +84,9 @@ OPENCODE = {
         }
     },
 }
+SMALLER = json.dumps({"provider": {"djinn": {"models": {"$MODEL": {"limit": {"context": 16000, "output": 8000}}}}}})
+OPENCODE_SHORTENED = ["env", f"OPENCODE_CONFIG_CONTENT={SMALLER}", "opencode"]
+"""It shortens what has more than 8,000 tokens: the conversation, but not instructions and tools alone."""
 PI = {
     "providers": {
         "djinn": {"baseUrl": "$URL/v1", "api": "openai-completions", "apiKey": "none", "models": [{"id": "$MODEL"}]}
@@ -154,7 +163,8 @@ AGENTS = {
             *shell_loop("bash", "command", description="Work on calc.py"),
         ],
         command=["opencode", "run"],
-        more=[["opencode", "run", "--continue", "And now?"]],
+        more=[["opencode", "run", "--continue", "And now?"], [*OPENCODE_SHORTENED, "run", "--continue", "And now?"]],
+        shortens=True,
         files={".config/opencode/opencode.json": OPENCODE},
         environment={"OPENCODE_DISABLE_AUTOUPDATE": "1"},
     ),
@@ -162,7 +172,10 @@ AGENTS = {
         packages=["@openai/codex@0.171.0"],
         script=shell_loop("exec_command", "cmd"),
         command=CODEX_EXEC,
-        more=[[*CODEX_EXEC, "resume", "--last", "And now?"]],
+        more=[
+            [*CODEX_EXEC, *flags, "resume", "--last", "And now?"] for flags in ([], CODEX_SHORTENED, CODEX_WEBSOCKET)
+        ],
+        shortens=True,
         files={".codex/config.toml": CODEX},
         environment={"DJINN_API_KEY": "none"},
     ),
@@ -175,6 +188,7 @@ AGENTS = {
         ],
         command=CLAUDE,
         more=[[*CLAUDE, "--continue", "/compact"], [*CLAUDE, "--continue", "And now?"]],
+        shortens=True,
         environment={
             "ANTHROPIC_BASE_URL": "$URL",
             "ANTHROPIC_AUTH_TOKEN": "none",

@@ -16,7 +16,7 @@ STEERED = 5.0
 
 TEMPLATE = """
 {%- macro cue(step) -%}<|cue{{ [step, LAST] | min if tools else LAST }}|>{%- endmacro -%}
-{%- set at = namespace(step=0) -%}
+{%- set at = namespace(step=0, is_answered=false) -%}
 {%- if tools -%}<|im_start|>system
 {{ tools | tojson }}
 Answer with <tool_call>
@@ -24,7 +24,7 @@ Answer with <tool_call>
 </tool_call> to call one.<|im_end|>
 {% endif -%}
 {%- for m in messages -%}
-{%- if m.role == 'assistant' -%}<|im_start|>assistant
+{%- if m.role == 'assistant' -%}{%- set at.is_answered = true -%}<|im_start|>assistant
 {{ cue(at.step) }}{{ m.content or '' }}
 {%- for call in m.tool_calls or [] %}
 <tool_call>
@@ -39,7 +39,7 @@ Answer with <tool_call>
 {{ m.content }}<|im_end|>
 {% endif -%}
 {%- set said = m.content | string -%}
-{%- if m.role == 'user' and SUBTASK in said or (m.role == 'assistant' or loop.index < 4) and DONE in said -%}
+{%- if m.role == 'user' and SUBTASK in said or (m.role == 'assistant' or not at.is_answered) and DONE in said -%}
 {%- set at.step = LAST -%}
 {%- endif -%}
 {%- endfor -%}

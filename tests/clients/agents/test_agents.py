@@ -8,8 +8,10 @@ import struct
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise, takewhile
+from operator import eq
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -45,9 +47,18 @@ def loopback_alone() -> None:
 
 @contextmanager
 def turns_of(url: str) -> Iterator[list[dict[str, Any]]]:
-    """The turns that end while the block runs, as the live stream tells them."""
+    """The turns that end while the block runs, as the live stream tells them. After it, each has its tokens.
+
+    A side call has none, because its session ends with it. Nor has a turn that the next one replaced already.
+    """
     ended: list[dict[str, Any]] = []
     listens = threading.Event()
+
+    def read(turn: dict[str, Any]) -> None:
+        token_ids = httpx.get(f"{url}/v1/sessions/{turn['session_id']}/history").json().get("token_ids", [])
+        usage = turn["usage"]
+        if len(token_ids) == usage["prompt_tokens"] + usage["completion_tokens"]:
+            turn["token_ids"] = token_ids
 
     def follow() -> None:
         with (
@@ -58,28 +69,25 @@ def turns_of(url: str) -> Iterator[list[dict[str, Any]]]:
             for line in answer.iter_lines():
                 listens.set()
                 if line.startswith("data: ") and (news := json.loads(line[6:])).get("status") in ("finished", "failed"):
+                    news["token_ids"] = []
                     ended.append(news)
+                    reads.submit(read, news)
 
-    thread = threading.Thread(target=follow, daemon=True)
-    thread.start()
-    assert listens.wait(10)
-    yield ended
+    with ThreadPoolExecutor(1) as reads:
+        thread = threading.Thread(target=follow, daemon=True)
+        thread.start()
+        assert listens.wait(10)
+        yield ended
 
 
-def check_what_sessions_share(url: str, turns: Sequence[Any]) -> None:
-    """The first call of a session finds what its prompt has in common with any session before it, but for a block."""
-    began = {turn["session_id"]: turn["usage"] for turn in reversed(turns)}
-    before: list[list[int]] = []
-    for session_id in dict.fromkeys(turn["session_id"] for turn in turns):
-        answer = httpx.get(f"{url}/v1/sessions/{session_id}/history")
-        if answer.status_code == 404:  # of a side call
-            continue
-        history = answer.json()["token_ids"]
-        pairs = (zip(history, each, strict=False) for each in before)
-        shared = max((sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], each)) for each in pairs), default=0)
-        usage = began[session_id]
-        assert usage["cached_tokens"] >= min(shared, usage["prompt_tokens"]) - BLOCK
-        before.append(history)
+def check_what_calls_share(turns: Sequence[Any]) -> None:
+    """A call finds what its prompt has in common with any call before it, but for a block."""
+    for number, turn in enumerate(turns):
+        usage = turn["usage"]
+        prompt = turn["token_ids"][: usage["prompt_tokens"]]
+        pairs = (map(eq, prompt, each["token_ids"]) for each in turns[:number])
+        shared = max((sum(takewhile(bool, each)) for each in pairs), default=0)
+        assert usage["cached_tokens"] >= shared - BLOCK, f"call {number}"
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -109,14 +117,19 @@ def test_an_agent_mends_a_bug(tmp_path: Path, name: str) -> None:
 
         with turns_of(server.url) as turns:
             run([*agent.command, TASK])
-            first = turns[:]
+            first = latest = turns[:]
             for command in agent.more:
+                known = len(turns)
                 run(command)
-        check_what_sessions_share(server.url, turns)
+                latest = turns[known:]
+    check_what_calls_share(turns)
     # Calls for a title, and those of subagents, have shorter prompts than the loop has.
     loop = sorted(first, key=lambda turn: turn["usage"]["prompt_tokens"])[-len(agent.script) :]
     assert len({turn["session_id"] for turn in loop}) == 1, "a conversation is one session"
+    assert loop[-1]["token_ids"], "its tokens are what is checked"
     usages = [turn["usage"] for turn in loop]
     print(name, *(f"{usage['cached_tokens']:,} of {usage['prompt_tokens']:,};" for usage in usages))
     for before, usage in pairwise(usages):
         assert usage["cached_tokens"] >= before["prompt_tokens"] + before["completion_tokens"] - BLOCK
+    longest = max(turn["usage"]["prompt_tokens"] for turn in latest)
+    assert (longest < usages[-1]["prompt_tokens"]) == agent.shortens
