@@ -78,16 +78,16 @@ def test_a_file_becomes_a_vector_that_edits_take(http: httpx.Client, open_page: 
     inside = Inside(http, open_page, refusals=True)
     size = inside.get("/version")["hidden_size"]
     vector = np.linspace(-1, 1, size, dtype=np.float32)
-    path, short = tmp_path / "mine.safetensors", tmp_path / "short.safetensors"
+    path, flat = tmp_path / "mine.safetensors", tmp_path / "flat.safetensors"
     path.write_bytes(save({"mine": vector}))
-    short.write_bytes(save({"short": vector[:3]}))
+    flat.write_bytes(save({"flat": vector[None]}))
     panel = inside.page.get_by_role("region", name="Vectors")
     assert drop(inside.page, b"x", "letter.txt"), "it would take the place of the page"
     panel.get_by_label("Name").fill("from-file")
-    panel.get_by_label("Safetensors file").set_input_files(short)
+    panel.get_by_label("Safetensors file").set_input_files(flat)
     panel.get_by_role("button", name="Add the file").click()
     expect(panel.get_by_label("Safetensors file")).to_have_accessible_description(
-        re.compile(re.escape(f"it must be [{size}], not [3]"))
+        re.compile(re.escape(f"not [1, {size}]"))
     )
     expect(panel.get_by_label("Name")).to_have_value("from-file")
     panel.get_by_label("Safetensors file").set_input_files(path)
