@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import cache, partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Depends, FastAPI
@@ -313,6 +314,14 @@ def prepare(settings: Settings, process: EngineProcess) -> None:
     gc.freeze()
 
 
+def _beside_journal(settings: Settings, room: DiskRoom, name: str) -> tuple[Path | None, DiskRoom]:
+    """The folder of that name in the state folder, and the room of its disk; None: there is no state folder."""
+    if settings.state_dir is None:
+        return None, room
+    folder = settings.state_dir.expanduser() / name
+    return folder, room.beside(folder)
+
+
 def create_app(
     settings: Settings,
     engine: Engine,
@@ -357,20 +366,11 @@ def create_app(
         registry, journal, limit=settings.max_responses, max_bytes=int(settings.max_responses_bytes)
     )
     responses.restore(restored)
-    spooled = settings.state_dir and settings.state_dir.expanduser() / "tmp"  # with the journal, if there is one
-    spool = Spool(spooled, room.beside(spooled) if spooled else room, int(settings.max_spool_bytes))
-    kept = settings.state_dir and settings.state_dir.expanduser() / "files"
-    file_store = FileStore(kept, room.beside(kept) if kept else room, int(settings.max_files_bytes))
+    spool = Spool(*_beside_journal(settings, room, "tmp"), int(settings.max_spool_bytes))
+    file_store = FileStore(*_beside_journal(settings, room, "files"), int(settings.max_files_bytes))
     metrics.files_bytes.set_function(lambda: file_store.total_bytes)
-    uploaded = settings.state_dir and settings.state_dir.expanduser() / "uploads"
-    kept_uploads = Uploads(
-        journal,
-        executor,
-        uploaded,
-        room.beside(uploaded) if uploaded else room,
-        int(settings.max_upload_bytes),
-        keeper.room,
-    )
+    uploaded = _beside_journal(settings, room, "uploads")
+    kept_uploads = Uploads(journal, executor, *uploaded, int(settings.max_upload_bytes), keeper.room)
     lease = None if journal is None else journal.lease
     places, max_line_bytes = Places(table.turns.foreground_runs), int(settings.max_request_bytes)
     reader = Reader(registry, tokens, places)
@@ -403,9 +403,7 @@ def create_app(
         files=file_store,
         places=places,
         activation_reader=reader,
-        activation_jobs=ActivationJobs(
-            file_store, reader, tenancy, lease, max_line_bytes=int(settings.max_request_bytes)
-        ),
+        activation_jobs=ActivationJobs(file_store, reader, tenancy, lease, max_line_bytes=max_line_bytes),
         batches=Batches(file_store, registry, tenancy, lease, places, max_line_bytes=max_line_bytes),
         events=EventStreams(feed, registry, KVPolicy(settings.kv_policy), metrics.event_streams),
         started_at=int(time.time()),
