@@ -236,10 +236,10 @@ class DictionaryInfo(Answer):
 
 
 class FeatureActivation(Answer):
-    """How active a feature is."""
+    """How active a feature is: None if that is not finite."""
 
     index: int
-    activation: float
+    activation: float | None
 
 
 class FeaturesPosition(Answer):

@@ -323,7 +323,7 @@ class FeatureActivation(BaseModel):
     """How active a feature is."""
 
     index: int
-    activation: float
+    activation: float | None = Field(description="null if it is not finite")
 
 
 class FeaturesPosition(BaseModel):
