@@ -208,8 +208,8 @@ ALIASES: Mapping[str, Point] = {
 }
 """Other spellings: of TransformerLens, within a block, and of interp-engine."""
 
-_IN_BLOCK = re.compile(r"blocks\.(\d{1,6})\.(.+)")
-_AT_LAYER = re.compile(r"(.+)\.(\d{1,6})")
+_IN_BLOCK = re.compile(r"blocks\.(0|[1-9][0-9]{0,5})\.(.+)")
+_AT_LAYER = re.compile(r"(.+)\.(0|[1-9][0-9]{0,5})")
 
 
 def find_point(name: str) -> tuple[Point, int | None] | None:

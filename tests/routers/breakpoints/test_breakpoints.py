@@ -108,6 +108,8 @@ BAD_EDITS: list[tuple[dict[str, Any], str, str]] = [
         ({"layer": None, "layers": [0, 2, 0]}, "layers.2", "twice"),
         ({"layer": None}, "layer", "exactly one of layer and layers, not none"),
         ({"point": "resid_past"}, "point", "no such point: there are embed, resid_pre, attn_in, q,"),
+        ({"layer": None, "point": "blocks.\u0663.attn.hook_q"}, "point", "no such point"),
+        ({"layer": None, "point": "q.03"}, "point", "no such point"),
         ({"point": "router_logits"}, "point", "no router_logits; its points are embed, resid_pre"),
         ({"point": "blocks.2.attn.hook_q"}, "layer", "leave it out, for point names one: blocks.2.attn.hook_q"),
         ({"point": "embed"}, "layer", "embed is a point of the model, and none of a layer"),
