@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any, Literal
 
 import orjson
@@ -180,8 +181,8 @@ class Batches(Jobs[Batch, _Kept]):
         """Raises why it ends early: a result could not be written, or the file cannot be read or is another."""
         slots = asyncio.Semaphore(self._at_once(kept.owner))
         try:
-            async with asyncio.TaskGroup() as group:
-                async for custom_id, content in self._left(kept, done):
+            async with aclosing(self._left(kept, done)) as left, asyncio.TaskGroup() as group:
+                async for custom_id, content in left:
                     if kept.owner is not None and self._tenancy.directory.named(kept.owner) is None:
                         raise Unauthenticated("the tenant of the batch is no more")
                     await slots.acquire()
@@ -194,7 +195,7 @@ class Batches(Jobs[Batch, _Kept]):
     async def _left(self, kept: _Kept, done: set[bytes]) -> AsyncIterator[tuple[str, bytes]]:
         """The `custom_id` and body of each request of the file that is not `done`. Raises `OSError`, `LineProblem`."""
         batch, side_work = kept.job, self._registry.side_work
-        with await asyncio.to_thread(self._files.path(batch.input_file_id).open, "rb") as opened:
+        with self._files.open(batch.input_file_id) as opened:
             names = self._registry.adapters
             while found := await side_work.run(kept.owner, next_request, opened, batch.endpoint, names.all_names):
                 if digest_of(found[0]) not in done:
