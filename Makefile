@@ -26,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev model folder serve demo report test test-all test-clients test-frameworks test-agents test-browser test-wheel wheel-tests generate lint docs notebooks notebooks-write dist release image bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small soak soak-short gpu-check gpu-wheels clean
+.PHONY: help setup setup-dev model folder serve demo report test test-all test-clients test-frameworks test-agents test-browser test-wheel wheel-tests generate lint docs notebooks notebooks-write dist release image bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small soak soak-short gpu-check gpu-wheels gpu-rivals clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -206,5 +206,8 @@ gpu-wheels: setup  ## the small packages that a GPU machine without a network la
 		--constraint constraints.txt --dest .wheels --requirement benchmarks/gpu_check/wheels.txt
 	du -sh .wheels
 
+gpu-rivals: setup  ## vLLM in two parts that a GPU machine without a network can take: .rivals-1 and .rivals-2
+	$(BIN)/python -m benchmarks.gpu_rivals.packing
+
 clean:           ## remove what setup, tests and runs left
-	rm -rf $(VENV) .venv-generators .venv-frameworks .venv-agents .wheels runs report build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-generators .venv-frameworks .venv-agents .wheels .rivals-1 .rivals-2 runs report build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

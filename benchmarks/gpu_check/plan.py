@@ -127,6 +127,16 @@ class DensityPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class BesideVllmPlan:
+    """Batches, then agents on servers whose devices have room for `kv_tokens`; vLLM's has `offload_gib` of the host."""
+
+    decode: DecodePlan
+    agents: DensityPlan
+    kv_tokens: int
+    offload_gib: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """All stages. `has_targets`: whether the figures are of the machine that the targets are for."""
 
@@ -141,11 +151,28 @@ class Plan:
     sessions: SessionsPlan
     streaming: StreamPlan
     density: DensityPlan
+    beside_vllm: BesideVllmPlan
 
 
 _LARGE, _SMALL, _TINY = "random:llama-2-13b", "random:llama-2-7b", "random:tiny-llama"
+_BESIDE = "random:llama-3-8b"
 _LARGEST = "random:llama-3-70b"
 """Streaming is for models with such layers and such a vocabulary."""
+
+_AGENTS = DensityPlan(
+    _SMALL,
+    kv_device="20x1024",
+    kv_host="60x1728",
+    agents=80,
+    rate=0.2,
+    system_tokens=128,
+    context=1024,
+    turns=6,
+    resume_tokens=64,
+    completion_tokens=64,
+    think=(10.0, 20.0),
+    time_scale=0.15,
+)
 
 FULL = Plan(
     name="full",
@@ -173,22 +200,30 @@ FULL = Plan(
         plain_bytes=1 << 30,
         offload_tokens=3,
     ),
-    density=DensityPlan(
-        _SMALL,
-        kv_device="20x1024",
-        kv_host="60x1728",
-        agents=80,
-        rate=0.2,
-        system_tokens=128,
-        context=1024,
-        turns=6,
-        resume_tokens=64,
-        completion_tokens=64,
-        think=(10.0, 20.0),
-        time_scale=0.15,
+    density=_AGENTS,
+    beside_vllm=BesideVllmPlan(
+        DecodePlan(_BESIDE, prompt_tokens=128, tokens=64, batches=(1, 8, 32, 128), rounds=2, memory_bytes=4 << 30),
+        replace(_AGENTS, model=_BESIDE),
+        kv_tokens=20 * 1024,
+        offload_gib=16,
     ),
 )
 """For one GPU with 80 GB and 128 GiB of host memory, of which a host tier takes up to half."""
+
+_FEW_AGENTS = DensityPlan(
+    _TINY,
+    kv_device="2x96",
+    kv_host="6x96",
+    agents=4,
+    rate=2.0,
+    system_tokens=16,
+    context=64,
+    turns=2,
+    resume_tokens=8,
+    completion_tokens=4,
+    think=(1.0, 2.0),
+    time_scale=0.2,
+)
 
 TINY = Plan(
     name="tiny",
@@ -212,19 +247,12 @@ TINY = Plan(
         plain_bytes=MIB,
         offload_tokens=3,
     ),
-    density=DensityPlan(
-        _TINY,
-        kv_device="2x96",
-        kv_host="6x96",
-        agents=4,
-        rate=2.0,
-        system_tokens=16,
-        context=64,
-        turns=2,
-        resume_tokens=8,
-        completion_tokens=4,
-        think=(1.0, 2.0),
-        time_scale=0.2,
+    density=_FEW_AGENTS,
+    beside_vllm=BesideVllmPlan(
+        DecodePlan(_TINY, prompt_tokens=16, tokens=8, batches=(1, 4), rounds=1, memory_bytes=MIB),
+        _FEW_AGENTS,
+        kv_tokens=2 * 96,
+        offload_gib=1,
     ),
 )
 

@@ -1,7 +1,7 @@
 """The stages in the order of their importance: a run that is cut short has the first ones.
 
-Their times are what they took on an H200, and some seconds more. Those of `copies` and `cuda_tests` are estimates:
-neither has run to its end there as a stage.
+Their times are what they took on an H200, and some seconds more. Those of `copies`, `vllm` and `cuda_tests` are
+estimates: none has run to its end there as a stage.
 """
 
 from dataclasses import dataclass
@@ -39,5 +39,6 @@ STAGES = (
     Stage("sessions", "More sessions than the device holds", 75, 50, _ENGINE),
     Stage("weights", "A model larger than its share of the device", 110, 60, (*_ENGINE, "accelerate")),
     Stage("density", "Eighty agents over HTTP", 130, 115, (*_ENGINE, *_HTTP), profiled=False),
+    Stage("vllm", "Beside vLLM", 300, 120, (*_ENGINE, *_HTTP), profiled=False),
     Stage("cuda_tests", "CUDA tests", 110, 60, ("torch", "pytest", "pytest_asyncio", "pytest_timeout"), profiled=False),
 )

@@ -32,7 +32,7 @@ from benchmarks.gpu_check.stage_list import STAGES
 from benchmarks.gpu_check.stages import cuda_tests
 from tests.release.test_setup import PYTEST, WITHOUT
 
-ENGINE_STAGES = [stage.name for stage in STAGES if stage.name != "cuda_tests"]
+ENGINE_STAGES = [stage.name for stage in STAGES if stage.name not in ("vllm", "cuda_tests")]
 
 
 def check(folder: Path, *stages: str) -> Run:

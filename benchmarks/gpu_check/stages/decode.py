@@ -45,13 +45,7 @@ def run(context: StageContext) -> None:
 def _measure(context: StageContext, live: LiveEngine, batch: int, bandwidth: float) -> float:
     journal, plan = context.journal, context.plan.decode
     limit = bytes_limit(live.info, batch, plan.prompt_tokens + plan.tokens // 2, bandwidth)
-    random = Random(batch)
-    # The round that is not kept leaves the prompts in the prefix cache: else the first turn of many would end before
-    # the last one begins to decode.
-    prompts = [random_tokens(random, plan.prompt_tokens) for _ in range(batch)]
-    rates = [decode_rate(live.generate_together(prompts, plan.tokens)) for _ in range(plan.rounds + 1)][1:]
-    if any(map(math.isnan, rates)):
-        raise NotAsMeant(f"of {batch} turns the first ended before the last one began to decode")
+    rates = djinn_rates(live, plan, batch)
     spread = Spread.over(rates)
     journal.samples(f"Djinn, batch {batch}, tok/s", rates)
     journal.point(CHART, "Djinn", batch, spread.median)
@@ -61,6 +55,18 @@ def _measure(context: StageContext, live: LiveEngine, batch: int, bandwidth: flo
     share = Spread.over([rate / limit for rate in rates])
     journal.figure(f"Djinn / bytes over bandwidth, batch {batch}", "×", share, OF_LIMIT if batch == 1 else None)
     return spread.median
+
+
+def djinn_rates(live: LiveEngine, plan: DecodePlan, batch: int) -> list[float]:
+    """Tokens a second of each round. Raises `NotAsMeant`."""
+    random = Random(batch)
+    # The round that is not kept leaves the prompts in the prefix cache: else the first turn of many would end before
+    # the last one begins to decode.
+    prompts = [random_tokens(random, plan.prompt_tokens) for _ in range(batch)]
+    rates = [decode_rate(live.generate_together(prompts, plan.tokens)) for _ in range(plan.rounds + 1)][1:]
+    if any(map(math.isnan, rates)):
+        raise NotAsMeant(f"of {batch} turns the first ended before the last one began to decode")
+    return rates
 
 
 def bytes_limit(info: ModelInfo, batch: int, context: int, bandwidth: float) -> float:

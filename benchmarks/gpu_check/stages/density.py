@@ -2,6 +2,8 @@
 
 import asyncio
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime
 
 from rich.console import Console
@@ -12,41 +14,54 @@ from benchmarks.gpu_check.plan import DensityPlan
 from loadgen.errors import NotAsMeant
 from loadgen.experiments.density.experiment import run_density
 from loadgen.experiments.density.measuring import Plan
-from loadgen.experiments.density.report import DensityReport
 from loadgen.load.corpus import python_topics
 from loadgen.load.measurement import Measurement
 from loadgen.load.think import Uniform
 from loadgen.load.workload import Workload, plan_trace
 from loadgen.peers.djinn import djinn_launch
-from loadgen.processes.launch import ROOT, without_folders
+from loadgen.processes.launch import ROOT, Launch, without_folders
 from loadgen.processes.process import free_port, running_server
 from loadgen.results.files import result_path, write_result
 from loadgen.stats import Distribution, Summary
 from loadgen.targets import TargetSpec
 from loadgen.targets.access import RunningTarget
 
+SERVED = "rival"
+"""What a rival calls its model."""
 NONE, ALL = Target(0.0), Target(1.0, at_least=True)
 TURN_TIMEOUT_S = 60.0
 
 
 def run(context: StageContext) -> None:
     """One run of the trace on a server of its own."""
-    plan = context.plan.density
+    run_beside(context, context.plan.density, None)
+
+
+def run_beside(context: StageContext, plan: DensityPlan, rival: Callable[[int], Launch] | None) -> None:
+    """The same, then one on the `rival`'s server on a port that it is given, if there is one."""
     load = _workload(plan)
     measured = Plan(load, plan_trace(load), python_topics(), Measurement(turn_timeout_s=TURN_TIMEOUT_S))
     port = free_port()
-    launch, url = djinn_launch(_flags(context.device, plan, port)), f"http://127.0.0.1:{port}"
-    command = without_folders(launch, [ROOT]).as_words()
-    with running_server(launch.command, launch.environment, url) as pid:
-        target = RunningTarget(TargetSpec("djinn", url, pid=pid, command=command))
-        report = asyncio.run(run_density([target], measured, Console(file=sys.stderr)))
-    context.journal.fact("server of the agents", " ".join(command))
+    launches: dict[str, tuple[Launch, int, str | None]] = {}
+    launches["djinn"] = djinn_launch(_flags(context.device, plan, port)), port, None
+    if rival is not None:
+        port = free_port()
+        launches["vllm"] = (rival(port), port, SERVED)
+    with ExitStack() as servers:
+        targets = []
+        for name, (launch, port, model) in launches.items():
+            url, command = f"http://127.0.0.1:{port}", without_folders(launch, [ROOT]).as_words()
+            pid = servers.enter_context(running_server(launch.command, launch.environment, url))
+            targets.append(RunningTarget(TargetSpec(name, url, model=model, pid=pid, command=command)))
+            context.journal.fact(f"server of the agents, {name}", " ".join(command))
+        report = asyncio.run(run_density(targets, measured, Console(file=sys.stderr)))
     context.journal.note(
         f"The agents' arrivals and think times are {plan.time_scale:g} of those of real time ({plan.rate:g} a second, "
         f"{plan.think[0]:g} to {plan.think[1]:g} s): the load is {1 / plan.time_scale:.1f} times as dense."
     )
     write_result(report, result_path(context.output, report.experiment, datetime.now(UTC), "json"))
-    _report(context, report)
+    for target, told in zip(targets, report.targets, strict=True):
+        _report(context, told.summary, "" if rival is None else f", {target.name}")
 
 
 def _workload(plan: DensityPlan) -> Workload:
@@ -75,20 +90,21 @@ def _flags(device: str, plan: DensityPlan, port: int) -> dict[str, str]:
     }
 
 
-def _report(context: StageContext, report: DensityReport) -> None:
-    journal, found = context.journal, report.targets[0].summary
+def _report(context: StageContext, found: Summary, of: str) -> None:
+    """The figures of one server; `of` says whose they are, if there are others."""
+    journal = context.journal
     if not found.turns_completed:
         raise NotAsMeant(f"no turn completed: {found.turn_errors | found.other_errors}")
-    journal.value("Turns that completed / planned", "×", found.turns_completed / found.turns_planned, ALL)
-    journal.value("Errors", "", sum(found.turn_errors.values()) + sum(found.other_errors.values()), NONE)
-    journal.value("Most agents at once", "", found.peak_agents)
-    journal.value("Tokens generated", "tok/s", found.tokens_per_s)
+    journal.value(f"Turns that completed / planned{of}", "×", found.turns_completed / found.turns_planned, ALL)
+    journal.value(f"Errors{of}", "", sum(found.turn_errors.values()) + sum(found.other_errors.values()), NONE)
+    journal.value(f"Most agents at once{of}", "", found.peak_agents)
+    journal.value(f"Tokens generated{of}", "tok/s", found.tokens_per_s)
     for label, times in _times(found).items():
         if times is not None:
-            journal.value(f"{label}, p50", "ms", times.p50 * 1e3)
-            journal.value(f"{label}, p99", "ms", times.p99 * 1e3)
+            journal.value(f"{label}{of}, p50", "ms", times.p50 * 1e3)
+            journal.value(f"{label}{of}, p99", "ms", times.p99 * 1e3)
     if found.recomputed_tokens is not None:
-        journal.value("Tokens recomputed", "", found.recomputed_tokens)
+        journal.value(f"Tokens recomputed{of}", "", found.recomputed_tokens)
 
 
 def _times(found: Summary) -> dict[str, Distribution | None]:

@@ -1,0 +1,1 @@
+"""vLLM for GPU machines without a network: packed here, unpacked and proved there."""
