@@ -68,6 +68,7 @@ from app.routers.sessions import IMPORT_PATH
 from app.routers.uploads import DICTIONARIES_PATH, LENSES_PATH, PROBES_PATH
 from app.services import running
 from app.sessions.adapters import Adapters
+from app.sessions.history import History
 from app.sessions.keeper import SessionKeeper
 from app.sessions.keyed import KeyedRequests
 from app.sessions.lifecycle import take_notice
@@ -348,7 +349,8 @@ def create_app(
         joined = Membership.join(settings, journal, keeper.homes.seq, cluster_key), cluster_key
     info = replace(engine.info, adapters=())
     feed, metrics = Feed(), Metrics(info.name)
-    table = SessionTable(settings.max_sessions, tenancy.quotas, feed)
+    history = History(settings.state_dir, feed)
+    table = SessionTable(settings.max_sessions, tenancy.quotas, history)
     executor = EngineExecutor(engine, partial(take_notice, table, keeper))
     names = settings.served_model_name or (info.name,)
     registry = SessionRegistry(
@@ -405,6 +407,7 @@ def create_app(
         activation_reader=reader,
         activation_jobs=ActivationJobs(file_store, reader, tenancy, lease, max_line_bytes=max_line_bytes),
         batches=Batches(file_store, registry, tenancy, lease, places, max_line_bytes=max_line_bytes),
+        history=history,
         events=EventStreams(feed, registry, KVPolicy(settings.kv_policy), metrics.event_streams),
         started_at=int(time.time()),
     )

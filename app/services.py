@@ -46,6 +46,7 @@ async def running(
     executor, table, kv_dir = registry.executor, registry.table, services.settings.engine().kv_dir
     async with AsyncExitStack() as ends:
         ends.callback(tenancy.close)
+        ends.push_async_callback(services.history.close)
         if traces is not None:
             ends.push_async_callback(asyncio.to_thread, traces.close)
         if journal is not None:
@@ -64,6 +65,7 @@ async def running(
         if cluster is not None:
             await ends.enter_async_context(cluster.running(services.require_ready))
         endless = [sweep(registry), guard_host(executor, table, tenancy.quotas), _settle(executor, table)]
+        endless.append(services.history.run())
         if journal is not None and kv_dir is not None and room.beside(kv_dir) is room:
             endless.append(guard_disk(executor, journal, room))  # KV files share the journal's disk
         for work in endless:

@@ -50,6 +50,7 @@ from client.errors import (
     Unauthorized,
     Unprocessable,
 )
+from client.history_models import Activity, ActivityMinute, ServerMark, Timeline, TimelineEntry
 from client.live import Event
 from client.memory_models import MemoryEstimate, MemoryMap
 from client.models import (
@@ -69,6 +70,8 @@ from client.models import (
 
 __all__ = [
     "APIError",
+    "Activity",
+    "ActivityMinute",
     "AsyncBreakpoint",
     "AsyncCheckpoint",
     "AsyncDictionaries",
@@ -121,10 +124,13 @@ __all__ = [
     "Probes",
     "RateLimited",
     "ServerError",
+    "ServerMark",
     "Session",
     "SessionInfo",
     "Sessions",
     "StreamBroken",
+    "Timeline",
+    "TimelineEntry",
     "Timeout",
     "TokenEvent",
     "TooLarge",

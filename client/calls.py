@@ -9,6 +9,7 @@ from typing import Any, Final, Generic, Literal, TypedDict, TypeVar
 from urllib.parse import quote
 
 from client.answer import Listing
+from client.history_models import Activity, Timeline
 from client.memory_models import MemoryEstimate, MemoryMap
 from client.models import (
     Detokenized,
@@ -208,6 +209,17 @@ def estimate(tokens: int, bandwidth: float | None) -> Call[MemoryEstimate]:
     """`GET /v1/memory/estimate`."""
     params = given({"tokens": tokens, "bandwidth": bandwidth})
     return Call("GET", "/v1/memory/estimate", MemoryEstimate.model_validate_json, params=params)
+
+
+def activity(since: float, limit: int) -> Call[Activity]:
+    """`GET /v1/activity`."""
+    return Call("GET", "/v1/activity", Activity.model_validate_json, params={"since": since, "limit": limit})
+
+
+def timeline(session: str, before: int | None, limit: int) -> Call[Timeline]:
+    """`GET /v1/sessions/{id}/timeline`."""
+    params = given({"before": before, "limit": limit})
+    return Call("GET", session_path(session, "timeline"), Timeline.model_validate_json, params=params)
 
 
 def tokenize(body: Mapping[str, Any]) -> Call[tuple[int, ...]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Literal
 
@@ -192,7 +192,7 @@ class Batches(Jobs[Batch, _Kept]):
             known = group_error.subgroup((DjinnError, LineProblem, OSError))
             raise (group_error if known is None else _first(known)) from None
 
-    async def _left(self, kept: _Kept, done: set[bytes]) -> AsyncIterator[tuple[str, bytes]]:
+    async def _left(self, kept: _Kept, done: set[bytes]) -> AsyncGenerator[tuple[str, bytes], None]:
         """The `custom_id` and body of each request of the file that is not `done`. Raises `OSError`, `LineProblem`."""
         batch, side_work = kept.job, self._registry.side_work
         with self._files.open(batch.input_file_id) as opened:

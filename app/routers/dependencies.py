@@ -18,6 +18,7 @@ from app.experiments.activations import ActivationJobs, Reader
 from app.exports.spool import Spool
 from app.journal.lease import FolderLease
 from app.openai.response_store import ResponseStore
+from app.sessions.history import History
 from app.sessions.keyed import KeyedRequest
 from app.sessions.named import BoundSessions
 from app.sessions.registry import SessionRegistry
@@ -61,6 +62,7 @@ class Services:
     batches: Batches
     activation_reader: Reader
     activation_jobs: ActivationJobs
+    history: History
     events: EventStreams
     started_at: int
     """Unix seconds."""

@@ -30,6 +30,7 @@ from app.sessions.side_work import FILE_BYTES_PER_S, Lane
 from app.text.generation import whole_pieces
 from app.web.bodies import FILE, FILE_BODY, JsonRoute, file_type
 from app.wire.base import MoveBody, MoveView, SettleBody
+from app.wire.history import Timeline, TimelineEntry, TimelineQuery
 from app.wire.sessions import (
     MAX_LABELS,
     MAX_TTL_S,
@@ -132,6 +133,24 @@ async def update_session(session: SessionDep, body: UpdateSessionBody, services:
     services.sessions.keeper.note(session)
     await services.sessions.keeper.settled(session)
     return SessionView.of(session)
+
+
+@router.get("/{session_id}/timeline", operation_id="getTimeline", responses=errors(404))
+async def get_timeline(
+    session_id: str,
+    query: Annotated[TimelineQuery, Query()],
+    services: ServicesDep,
+    owner: OwnerDep,
+    is_operator: OperatorDep,
+) -> Timeline:
+    """What happened to a session in the last 30 days, also after restarts and once it is closed."""
+    found = await services.history.timeline(
+        SessionId(session_id), owner, is_operator=is_operator, before=query.before, limit=query.limit + 1
+    )
+    if not found and query.before is None:
+        services.sessions.table.get(session_id, owner, or_any=is_operator)
+    entries = [TimelineEntry.model_validate(entry) for entry in found[: query.limit]]
+    return Timeline(data=entries, has_more=len(found) > query.limit)
 
 
 @router.delete("/{session_id}", operation_id="closeSession", status_code=204, responses=errors(404))

@@ -16,6 +16,7 @@ from app.web.openapi import component
 from app.web.sse import EventStream
 from app.web.static_folder import StaticFolder
 from app.wire.base import ErrorBody, Status, Version
+from app.wire.history import Activity, ActivityQuery
 from app.wire.live import LiveEvent
 from app.wire.memory import EstimateQuery, MemoryEstimate, MemoryView, TenantUseView
 from app.wire.points import PointList
@@ -119,6 +120,19 @@ async def get_memory(services: ServicesDep, owner: OwnerDep, is_operator: Operat
 async def estimate_memory(query: Annotated[EstimateQuery, Query()], services: ServicesDep) -> MemoryEstimate:
     """What a session of `tokens` tokens takes, how many the device holds at once, and how long one takes to move."""
     return MemoryEstimate.of(await services.sessions.memory(), query.tokens, query.bandwidth)
+
+
+@router.get("/v1/activity", operation_id="getActivity", responses=errors())
+async def get_activity(
+    query: Annotated[ActivityQuery, Query()], services: ServicesDep, owner: OwnerDep, is_operator: OperatorDep
+) -> Activity:
+    """The last 30 days by the minute: the caller's sessions, or those of all tenants for an operator."""
+    minutes, marks = await services.history.activity(
+        owner, is_operator=is_operator, since=query.since, limit=query.limit + 1
+    )
+    return Activity.model_validate(
+        {"minutes": minutes[: query.limit], "marks": marks, "has_more": len(minutes) > query.limit}
+    )
 
 
 page_router = APIRouter(include_in_schema=False)

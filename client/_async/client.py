@@ -18,6 +18,7 @@ from client.breakpoint_models import PointInfo
 from client.calls import PAGE_SIZE, UNSET, Seconds, given
 from client.edge import DEFAULT_TIMEOUT_S, KEY_VARIABLE, Connection, address_of
 from client.experiments import Activations, Patching, Prompts
+from client.history_models import Activity
 from client.live import Event
 from client.memory_models import MemoryEstimate, MemoryMap
 from client.models import Health, Model, Residency, SessionState, Tier, Version
@@ -178,6 +179,12 @@ class AsyncDjinn:
     async def memory(self, *, timeout: Seconds = UNSET) -> MemoryMap:
         """Where the engine's memory is, and how busy it is."""
         return await self._transport.send(calls.memory(), timeout)
+
+    async def activity(self, *, since: float = 0.0, limit: int = 1440, timeout: Seconds = UNSET) -> Activity:
+        """The last 30 days by the minute: your sessions', or for an operator those of all tenants. `since` is in Unix
+        seconds; at most `limit` minutes, the oldest first.
+        """
+        return await self._transport.send(calls.activity(since, limit), timeout)
 
     async def estimate(
         self, tokens: int, *, bandwidth: float | None = None, timeout: Seconds = UNSET

@@ -19,6 +19,7 @@ from client.breakpoint_models import PointInfo
 from client.calls import PAGE_SIZE, UNSET, Seconds, given
 from client.edge import DEFAULT_TIMEOUT_S, KEY_VARIABLE, Connection, address_of
 from client.experiments import Activations, Patching, Prompts
+from client.history_models import Activity
 from client.live import Event
 from client.memory_models import MemoryEstimate, MemoryMap
 from client.models import Health, Model, Residency, SessionState, Tier, Version
@@ -177,6 +178,12 @@ class Djinn:
     def memory(self, *, timeout: Seconds = UNSET) -> MemoryMap:
         """Where the engine's memory is, and how busy it is."""
         return self._transport.send(calls.memory(), timeout)
+
+    def activity(self, *, since: float = 0.0, limit: int = 1440, timeout: Seconds = UNSET) -> Activity:
+        """The last 30 days by the minute: your sessions', or for an operator those of all tenants. `since` is in Unix
+        seconds; at most `limit` minutes, the oldest first.
+        """
+        return self._transport.send(calls.activity(since, limit), timeout)
 
     def estimate(self, tokens: int, *, bandwidth: float | None = None, timeout: Seconds = UNSET) -> MemoryEstimate:
         """What a session of `tokens` tokens takes, and how long it takes to move.

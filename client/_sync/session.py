@@ -28,6 +28,7 @@ from client.edits import (
     steer_body,
 )
 from client.errors import DjinnError, NotFound
+from client.history_models import Timeline
 from client.live import Event
 from client.models import History, Move, Phase, PhaseChange, SessionInfo, Turn
 from client.transport import Transport
@@ -354,6 +355,12 @@ class Session:
         """
         call = breakpoint_calls.read_lens_map(self.id, positions, layers, top_k, lens, tokens, measures=measures)
         return self._transport.send(call, timeout)
+
+    def timeline(self, *, before: int | None = None, limit: int = 100, timeout: Seconds = UNSET) -> Timeline:
+        """What happened to the session in the last 30 days, the newest first, also once it is closed: at most `limit`
+        entries, `before` the one of that id.
+        """
+        return self._transport.send(calls.timeline(self.id, before, limit), timeout)
 
     def norms(
         self,

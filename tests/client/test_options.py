@@ -117,6 +117,8 @@ def test_names_pages_and_what_the_server_tells_about_itself(djinn: Djinn, server
     assert (model.id, model.max_model_len, model.layers, model.hidden_size) == ("tiny-llama", 1024, 4, 64)
     with djinn.sessions.create() as session:
         session.generate(token_ids=[1] * 40, max_tokens=1)
+        assert [entry.kind for entry in session.timeline().data if entry.kind != "moved"] == ["turn", "opened"]
+        assert djinn.activity().minutes[-1].turns >= 1
         assert session.refresh().kv.tier == "device"
         assert djinn.memory().data.device.owned_bytes >= session.info.kv.device_bytes > 0
         with pytest.raises(client.Conflict, match="no cluster"):

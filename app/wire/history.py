@@ -1,0 +1,96 @@
+"""Bodies that tell what sessions and the server did."""
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from app.domain.values import FinishReason, Phase, Tier
+from app.wire.base import QueryModel
+
+
+class TimelineQuery(QueryModel):
+    """Which entries of a session to tell."""
+
+    limit: int = Field(100, ge=1, le=1000)
+    before: int | None = Field(None, ge=1, description="`id` of the last entry of the page before")
+
+
+class TimelineEntry(BaseModel):
+    """What happened to a session `at` that time, in Unix seconds. Fields that the kind does not have are null.
+
+    A `turn` that is over has its tokens, what its first token waited for, and `seconds` from the queue to its end.
+    `late_s` is how much later it began than a signal had said; below 0 it was early. A `phase` is a signal, with the
+    time that it gave. KV that `moved` is in `tier` now. A turn that `paused` stands at `layer` and `point`.
+    """
+
+    id: int
+    at: float
+    kind: Literal["opened", "restored", "arrived", "turn", "paused", "phase", "moved", "closed"]
+    tokens: int | None = None
+    status: Literal["finished", "failed"] | None = None
+    finish_reason: FinishReason | None = None
+    code: str | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    tokens_recomputed: int | None = None
+    queue_ms: float | None = None
+    restore_ms: float | None = None
+    prefill_ms: float | None = None
+    seconds: float | None = None
+    late_s: float | None = None
+    phase: Phase | None = None
+    returns_at: float | None = None
+    tier: Tier | None = None
+    layer: int | None = None
+    point: str | None = None
+
+
+class Timeline(BaseModel):
+    """Entries of a session, the newest first. If there are more, call again with `before` set to the last one's id."""
+
+    data: list[TimelineEntry]
+    has_more: bool
+
+
+class ActivityQuery(QueryModel):
+    """Since when to tell."""
+
+    since: float = Field(0, ge=0, le=1e11, description="Unix seconds; default: all that is kept")
+    limit: int = Field(1440, ge=1, le=10_000, description="most minutes")
+
+
+class ActivityMinute(BaseModel):
+    """One minute, which begins `at`, in Unix seconds: turns that ended in it, of how many sessions, and their tokens.
+
+    `worst_ms` is the longest that a turn waited for its first token, and `late` counts turns that began later than
+    their session had signalled.
+    """
+
+    at: int
+    agents: int
+    turns: int
+    failed: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    tokens_recomputed: int
+    worst_ms: float
+    late: int
+
+
+class ServerMark(BaseModel):
+    """The server started or stopped at that time."""
+
+    at: float
+    kind: Literal["started", "stopped"]
+
+
+class Activity(BaseModel):
+    """Minutes with turns, the oldest first, and starts and stops of the server. If there are more minutes, call again
+    with `since` set to the end of the last one.
+    """
+
+    minutes: list[ActivityMinute]
+    marks: list[ServerMark]
+    has_more: bool
