@@ -15,8 +15,8 @@ from app.model_store.shapes import byte_tokenizer
 from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.plan import TINY
 from benchmarks.gpu_check.reports.journal import Journal, StageRecord, read_journal
-from benchmarks.gpu_check.rivals.vllm import write_model
-from benchmarks.gpu_check.stages.density import SERVED, run_beside
+from benchmarks.gpu_check.rivals.vllm import SERVED, write_model
+from benchmarks.gpu_check.stages.density import run_beside
 from benchmarks.gpu_rivals.fatbin import keep_architecture
 from benchmarks.gpu_rivals.packing import KERNELS, PARTS, pack
 from loadgen.peers.djinn import djinn_launch

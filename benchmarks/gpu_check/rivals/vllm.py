@@ -13,12 +13,12 @@ from app.model_store.tokenizer import load_tokenizer
 from benchmarks.engine.loading import find_model, transformers_config
 from benchmarks.gpu_check.context import SkipStage, StageContext
 from benchmarks.gpu_check.plan import DecodePlan, DensityPlan
-from benchmarks.gpu_check.stages.density import SERVED
 from loadgen.peers.vllm import CUDA_BLOCK_TOKENS, TELL_CACHED
 from loadgen.processes.launch import Launch, flatten
 
 FOLDER = "DJINN_RIVALS"
 """The variable that says where `benchmarks/gpu_rivals/unpacking.py` has put vLLM."""
+SERVED = "rival"
 DECODE_RATES = Path(__file__).resolve().parents[2] / "gpu_rivals" / "decode_rates.py"
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from benchmarks.figures import Target
 from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.plan import DensityPlan
+from benchmarks.gpu_check.rivals.vllm import SERVED
 from loadgen.errors import NotAsMeant
 from loadgen.experiments.density.experiment import run_density
 from loadgen.experiments.density.measuring import Plan
@@ -26,8 +27,6 @@ from loadgen.stats import Distribution, Summary
 from loadgen.targets import TargetSpec
 from loadgen.targets.access import RunningTarget
 
-SERVED = "rival"
-"""What a rival calls its model."""
 NONE, ALL = Target(0.0), Target(1.0, at_least=True)
 TURN_TIMEOUT_S = 60.0
 
