@@ -6,6 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from client.memory_models import Direction, MemoryMap, TierUse
+from client.shell.findings import findings
 from client.shell.rates import Look, Rates
 from client.shell.session_table import GAP, Row, fitting_table, kv_bytes
 from client.shell.wording import counted, on_one_line, size
@@ -23,11 +24,14 @@ RANKS = {"running": 0, "queued": 1, "paused": 2}
 
 
 def overview(model: str, now: Look, rates: Rates | None, console: Console) -> RenderableType:
-    """The server in a few lines, each tier, and as many of the busiest sessions as the terminal has lines for."""
+    """What is wrong, the server in a few lines, each tier, and as many of the busiest sessions as the screen shows."""
+    wrong = [Text(f"! {line}", style="red", no_wrap=True, overflow="ellipsis") for line in findings(now)]
     speeds = {} if rates is None else rates.tokens
     rows = [Row(info, now.unix_s, speeds.get(info.id)) for info in now.busy.values()]
-    sessions = fitting_table(sorted(rows, key=_rank), console, console.height - LINES_ABOVE, with_rates=True)
-    return Group(*_server(model, now, rates), Text(), _tiers(now.memory, rates, console), Text(), sessions)
+    sessions = fitting_table(
+        sorted(rows, key=_rank), console, console.height - LINES_ABOVE - len(wrong), with_rates=True
+    )
+    return Group(*wrong, *_server(model, now, rates), Text(), _tiers(now.memory, rates, console), Text(), sessions)
 
 
 def _rank(row: Row) -> tuple[int, float, int]:

@@ -19,8 +19,10 @@ from rich.console import Console
 
 from app.cli import main
 from client import Djinn, Session
+from client.memory_models import TenantUse
 from client.models import History, SessionInfo
 from client.shell.chat.views import history_lines, history_text
+from client.shell.findings import findings
 from client.shell.overview import overview
 from client.shell.rates import look, rates_between
 from client.shell.session_table import Row, session_table
@@ -199,6 +201,27 @@ def test_who_is_late_is_said() -> None:
     expected = SESSION.model_copy(update={"returns_at": now + 90})
     assert drawn([Row(expected, now)], 200)[1].split()[-4:-1] == ["-", "in", "1m"]
     assert drawn([Row(expected, now + 100)], 200)[1].split()[-4:-1] == ["-", "10s", "late"]
+
+
+def test_what_is_wrong_comes_first(url: str) -> None:
+    """Sessions on the device that have never signalled, one that is late, and a tenant that floods."""
+    with Djinn(url) as djinn:
+        seen = look(djinn)
+    now, device = seen.unix_s, seen.memory.data.device
+    large = SESSION.kv.model_copy(update={"device_bytes": device.total_bytes * 2 // 5})
+    silent = SESSION.model_copy(update={"used_at": now - 70, "kv": large, "returns_at": None})
+    late = SESSION.model_copy(update={"phase": "io_wait", "returns_at": now - 125, "metadata": {"name": "planner"}})
+    crowded = device.model_copy(update={"owned_bytes": device.total_bytes * 7 // 10})
+    greedy = TenantUse(sessions=9, turns_running=1, turns_waiting=8, device_bytes=0, host_bytes=0, disk_bytes=0)
+    data = seen.memory.data.model_copy(update={"device": crowded})
+    memory = seen.memory.model_copy(update={"data": data, "turns_waiting": 10, "tenants": {"greedy": greedy}})
+    queue, held, behind = findings(replace(seen, memory=memory, idle=[silent, late], unready=None))
+    assert queue == "10 turns in the queue, 8 of them of tenant greedy"
+    assert re.match(r"1 session without a turn or a signal for a minute: \S+ MiB, 40% of the device; ", held)
+    assert behind == "1 client later than announced: planner by 2m"
+    assert list(findings(replace(seen, unready="the journal cannot be written"))) == [
+        "not ready: the journal cannot be written"
+    ]
 
 
 def test_rates_come_from_two_looks(server_url: str) -> None:
