@@ -152,8 +152,16 @@ release: dist    ## the same with a list of all packages that it runs with (SBOM
 image:           ## prove the Dockerfile without Docker or a registry: ten minutes
 	docker/build-here.sh
 
+# The load of agents that never think: so many streams at once, and then single prompts of 1,000 tokens.
+PEERS   := --target djinn --target vllm --target llamacpp --target transformers
+STREAMS := --turns 1 --think 0:0 --system-tokens 0 --repeats 3 --output benchmarks/results
 bench: folder    ## decode and time to first token beside vLLM's CPU build, llama.cpp and Transformers
-	$(BIN)/python -m benchmarks.peers
+	$(BIN)/python -m loadgen peers install vllm
+	$(BIN)/python -m loadgen peers install llamacpp
+	for agents in 1 8 32; do $(BIN)/python -m loadgen density $(PEERS) $(STREAMS) \
+		--agents $$agents --rate inf --context 100 --completion-tokens 64 || exit; done
+	$(BIN)/python -m loadgen density $(PEERS) $(STREAMS) \
+		--agents 5 --arrivals constant --rate 0.1 --context 1000 --completion-tokens 2
 
 bench-kv: folder ## KV moves beside memcpy, and what a session that was away waits for
 	$(BIN)/python -m benchmarks.kv
@@ -186,10 +194,10 @@ bench-generators: folder  ## our load generator beside another on the same serve
 
 # Exit status 1: a token was wrong, or an error had no fault to explain it.
 soak: folder     ## agents and faults beside a twin that checks every token: an hour
-	$(BIN)/python -m loadgen soak --minutes 60 --output runs
+	$(BIN)/python -m loadgen chaos --minutes 60 --output runs
 
 soak-short: setup  ## the same with a tiny model and each fault about once: two minutes
-	$(BIN)/python -m loadgen soak --minutes 2 --every 10 --model random:tiny-llama --output runs
+	$(BIN)/python -m loadgen chaos --minutes 2 --every 10 --model random:tiny-llama --output runs
 
 # Ten minutes on a GPU machine that may have no network: `make gpu-wheels` here, carry the folder along with the checkout,
 # and there `make gpu-check GPU_PYTHON=python3 WHEELS=.wheels`.

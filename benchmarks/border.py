@@ -26,10 +26,10 @@ from benchmarks.engine.away import random_tokens
 from benchmarks.engine.decoding import decode_rate
 from benchmarks.engine.live import LiveEngine
 from benchmarks.engine.loading import make_settings
-from benchmarks.figures import Figure, Target, figure_table
 from benchmarks.spread import middle_half
 from loadgen.processes.processor import NO_FLAGS, processor_flags
-from loadgen.results.tables import to_markdown
+from loadgen.report.figures import Figure, Target
+from loadgen.report.tables import figure_table, to_markdown
 
 PROMPT, ANSWER = 16, 256
 FRAMES = 4000

@@ -11,13 +11,12 @@ from typing import Generic, Protocol, TypeVar
 from rich.console import Console
 
 from benchmarks.cpu_meter import DISTURBED_SHARE
-from benchmarks.figures import Figure, figure_table
 from benchmarks.record import RESULTS, Run, write_run
 from loadgen.errors import LoadgenError
-from loadgen.options.common import EXIT_FAILED, EXIT_OK, EXIT_UNUSABLE
-from loadgen.options.ending import sigterm_as_interrupt
+from loadgen.options.common import EXIT_FAILED, EXIT_OK, EXIT_UNUSABLE, sigterm_as_interrupt
 from loadgen.processes.folders import default_model
-from loadgen.results.tables import to_markdown, to_rich
+from loadgen.report.figures import Figure
+from loadgen.report.tables import figure_table, to_markdown, to_rich
 
 
 def make_parser(program: str, description: str | None) -> argparse.ArgumentParser:

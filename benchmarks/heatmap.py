@@ -17,15 +17,15 @@ from playwright.sync_api import Page, Response, sync_playwright
 from rich.console import Console
 
 from benchmarks.command import bind_to_cores, exit_status, make_parser
-from benchmarks.figures import Figure, Target, figure_table
-from benchmarks.page.chromium import ARGUMENTS, find_chromium
+from benchmarks.page import ARGUMENTS, find_chromium
 from benchmarks.record import Run, write_run
 from benchmarks.spread import middle_half
 from loadgen.peers.base import ServerSettings
 from loadgen.peers.djinn import DjinnPeer
 from loadgen.peers.dtypes import AUTO
 from loadgen.processes.process import free_port, running_server
-from loadgen.results.tables import to_markdown, to_rich
+from loadgen.report.figures import Figure, Target
+from loadgen.report.tables import figure_table, to_markdown, to_rich
 
 POSITIONS = 64
 PROMPT = "The lens shows what the model would say after each layer, if it had to say it there. " * 6

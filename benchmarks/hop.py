@@ -24,11 +24,11 @@ from pathlib import Path
 import httpx
 
 from benchmarks.command import bind_to_cores
-from benchmarks.figures import Figure, Target, figure_table
 from benchmarks.spread import middle_half
 from loadgen.processes.process import free_port
 from loadgen.processes.processor import NO_FLAGS, processor_flags
-from loadgen.results.tables import to_markdown
+from loadgen.report.figures import Figure, Target
+from loadgen.report.tables import figure_table, to_markdown
 
 REPLICA = re.compile(r"Djinn serves .+ on (http://\S+)")
 PROMPT = list(range(1, 17))

@@ -20,11 +20,11 @@ import httpx
 
 from app.cluster.key import ClusterKey
 from benchmarks.command import bind_to_cores
-from benchmarks.figures import Figure, Target, figure_table
 from benchmarks.spread import middle_half, ratio_of_medians
 from loadgen.peers.djinn import djinn_launch
 from loadgen.processes.process import free_port, running_server
-from loadgen.results.tables import to_markdown
+from loadgen.report.figures import Figure, Target
+from loadgen.report.tables import figure_table, to_markdown
 
 LENGTHS = (64, 128, 256, 512, 1024)
 NAMES = ("a", "b")

@@ -24,13 +24,13 @@ from statistics import median, quantiles
 import httpx
 
 from benchmarks.command import bind_to_cores
-from benchmarks.figures import Figure, Target, figure_table
 from benchmarks.record import RESULTS, Run, write_run
 from benchmarks.spread import middle_half, ratio_of_medians
-from loadgen.options.ending import sigterm_as_interrupt
+from loadgen.options.common import sigterm_as_interrupt
 from loadgen.peers.djinn import djinn_launch
 from loadgen.processes.process import free_port, running_server
-from loadgen.results.tables import to_markdown
+from loadgen.report.figures import Figure, Target
+from loadgen.report.tables import figure_table, to_markdown
 
 SESSIONS, SHORT = 8, 128
 NAMES = ("a", "b")

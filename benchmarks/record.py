@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.processes.launch import ROOT
-from loadgen.results.origin import Machine, machine, versions
+from loadgen.report.origin import Machine, machine, versions
 
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("djinn-server", "torch", "transformers", "numba", "numpy")

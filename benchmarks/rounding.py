@@ -34,7 +34,7 @@ from app.model_store.resolve import ResolvedModel, resolve
 from app.settings import Settings
 from benchmarks.text import TokenSource, read_text_tokens
 from loadgen.options.common import EXIT_OK
-from loadgen.results.tables import TextTable, to_rich
+from loadgen.report.tables import Table, to_rich
 
 CPU, FLOAT32, BLOCK = torch.device("cpu"), torch.float32, 16
 CHOICES = [
@@ -126,7 +126,7 @@ def main() -> int:
         rows.append((weights, kv, f"{loss.kl:.5f}", f"{loss.perplexity:.4f}", f"{loss.agreement:.1%}"))
     header = ("--weights-dtype", "--kv-dtype", "divergence, nats", "perplexity, ratio", "same most likely token")
     note = f"{model.name}, {arguments.windows} windows of {arguments.tokens} tokens, against float32."
-    Console().print(to_rich([TextTable("What rounding loses", header, rows, note, text_columns=2)]))
+    Console().print(to_rich([Table.of("What rounding loses", header, rows, note)]))
     return EXIT_OK
 
 

@@ -4,7 +4,7 @@ from statistics import median, quantiles
 
 import numpy as np
 
-from loadgen.results.spread import Spread
+from loadgen.report.figures import Spread
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95

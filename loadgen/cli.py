@@ -11,25 +11,22 @@ from rich.console import Console
 from loadgen.commands import mlperf, peers, report, schema
 from loadgen.errors import LoadgenError
 from loadgen.everything import command as everything
-from loadgen.experiments.capacity import command as capacity
-from loadgen.experiments.cluster import command as cluster
+from loadgen.experiments.capacity import experiment as capacity
+from loadgen.experiments.chaos import experiment as chaos
 from loadgen.experiments.density import command as density
-from loadgen.experiments.kv import command as kv
-from loadgen.experiments.migrate import command as migrate
-from loadgen.experiments.oversubscribe import command as oversubscribe
-from loadgen.experiments.resume_latency import command as resume_latency
-from loadgen.experiments.soak import command as soak
-from loadgen.experiments.weights import command as weights
-from loadgen.experiments.whitebox import command as whitebox
-from loadgen.options.common import EXIT_INTERRUPTED, EXIT_UNUSABLE
-from loadgen.options.ending import sigterm_as_interrupt
+from loadgen.experiments.density import oversubscribe
+from loadgen.experiments.kv.experiment import KV
+from loadgen.experiments.resume_latency.experiment import RESUME_LATENCY
+from loadgen.experiments.weights import experiment as weights
+from loadgen.experiments.whitebox.experiment import WHITEBOX
+from loadgen.options.common import EXIT_INTERRUPTED, EXIT_UNUSABLE, sigterm_as_interrupt
 from loadgen.options.parser import OneLineParser
-from loadgen.results.origin import published
+from loadgen.report.origin import published
 from loadgen.selfcheck import command as selfcheck
 
 
 class Command(Protocol):
-    """The module of a command."""
+    """A command: a module, or a `DjinnExperiment`."""
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's options."""
@@ -41,19 +38,17 @@ class Command(Protocol):
 
 
 COMMANDS: dict[str, tuple[Command, str]] = {
-    "all": (everything, "every experiment but soak and cluster, and one page that leads to their reports"),
+    "all": (everything, "every experiment but chaos, and one page that leads to their reports"),
     "density": (density, "agents that generate, think and come back"),
     "capacity": (capacity, "the most agents that a server holds within limits"),
-    "whitebox": (whitebox, "breakpoints between layers: what they change, and what they cost"),
-    "resume-latency": (resume_latency, "a stopped computation brought back, recomputed, and copied by hand"),
+    "whitebox": (WHITEBOX, "breakpoints between layers: what they change, and what they cost"),
+    "resume-latency": (RESUME_LATENCY, "a stopped computation brought back, recomputed, and copied by hand"),
     "oversubscribe": (oversubscribe, "sessions that grow until they are several times what the device holds"),
-    "kv": (kv, "what a session's KV is made of, and what it costs to keep and to move"),
-    "migrate": (migrate, "sessions that go from one server to another"),
-    "soak": (soak, "agents that run for long while faults come, and a twin that checks every token"),
-    "cluster": (cluster, "agents on several replicas while sessions move and replicas die"),
+    "kv": (KV, "what a session's KV is made of, and what it costs to keep, and to move to another server"),
+    "chaos": (chaos, "a server or cluster under faults for long, beside a twin that checks every token"),
     "weights": (weights, "a model that is several times larger than the memory for its weights"),
     "mlperf": (mlperf, "the conversations of one of MLPerf's traces of agents"),
-    "report": (report, "results of density once more, one or several side by side"),
+    "report": (report, "results once more, one or several side by side"),
     "schema": (schema, "the form of a result file"),
     "selfcheck": (selfcheck, "whether the load generator itself tells the time right"),
     "peers": (peers, "install, start and stop the servers that Djinn is compared with"),

@@ -19,7 +19,7 @@ from benchmarks.compile.table import kernel_tables, summary
 from benchmarks.compile.usage import SHARED_KIB
 from benchmarks.record import RESULTS, utc_now, write_results
 from loadgen.options.common import EXIT_OK
-from loadgen.results.tables import to_markdown, to_rich
+from loadgen.report.tables import to_markdown, to_rich
 
 
 @dataclass(frozen=True, slots=True)

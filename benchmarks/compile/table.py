@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from loadgen.results.tables import Mark, TextTable
+from loadgen.report.tables import Table
 
 HEADER = (
     "for",
@@ -21,11 +21,10 @@ HEADER = (
     "programs at once",
 )
 NOTE = "Registers and spilled bytes are of a thread, programs at once of a multiprocessor. `*_merge` joins split keys."
-MARKS = {"none": Mark.BAD}
 Row = dict[str, Any]
 
 
-def kernel_tables(kernels: Sequence[Row]) -> list[TextTable]:
+def kernel_tables(kernels: Sequence[Row]) -> list[Table]:
     """One for each compute capability."""
     found = dict.fromkeys(each["capability"] for each in kernels)
     return [_table(capability, [each for each in kernels if each["capability"] == capability]) for capability in found]
@@ -42,8 +41,8 @@ def summary(kernels: Sequence[Row]) -> str:
     return f"{begin}, {most['stack_bytes']} bytes at most ({where})."
 
 
-def _table(capability: int, kernels: Sequence[Row]) -> TextTable:
-    return TextTable(f"sm_{capability}", HEADER, [_cells(each) for each in kernels], NOTE, text_columns=5, marks=MARKS)
+def _table(capability: int, kernels: Sequence[Row]) -> Table:
+    return Table.of(f"sm_{capability}", HEADER, [_cells(each) for each in kernels], NOTE)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

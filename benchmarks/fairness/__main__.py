@@ -8,12 +8,12 @@ from rich.console import Console
 from benchmarks.command import bind_to_cores, exit_status, make_parser
 from benchmarks.fairness.attacks import ATTACKS
 from benchmarks.fairness.figures import Neighbour, Outcome
-from benchmarks.fairness.report import FairnessRun, attack_table, honest_table, judged, page_of
+from benchmarks.fairness.report import FairnessRun, attack_table, honest_table, judged, report_of
 from benchmarks.fairness.runner import HONEST, Plan, neighbour_of, outcome_of, play
 from benchmarks.record import write_run
 from loadgen.options.common import EXIT_FAILED
-from loadgen.results.page import write_page, write_pictures
-from loadgen.results.tables import to_markdown, to_rich
+from loadgen.report.page import write_page, write_pictures
+from loadgen.report.tables import to_markdown, to_rich
 
 SECONDS, QUICK_SECONDS = 30.0, 3.0
 QUICK = ("long-prompts", "phase-flips", "half-headers")
@@ -67,7 +67,7 @@ def _run(arguments: argparse.Namespace, plan: Plan, console: Console) -> Fairnes
         heading = f"# What one client costs another: {run.model} on {run.place_and_time}\n"
         text = "\n".join([heading, to_markdown(honest_table(calm, neighbours)), to_markdown(table)])
         path = write_run(arguments.output, "fairness-", run, text)
-        page = page_of(run, ("python", "-m", "benchmarks.fairness", *sys.argv[1:]))
+        page = report_of(run, ("python", "-m", "benchmarks.fairness", *sys.argv[1:]))
         write_page(page, path.with_suffix(".html"))
         write_pictures(page, path.with_suffix(".html"))
         console.print(f"written: {path}")

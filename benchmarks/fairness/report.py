@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from matplotlib.axes import Axes
-
 from benchmarks.fairness.figures import MOST_GROWTH_BYTES, MOST_RATIO, Neighbour, Outcome, Verdict, judge
 from benchmarks.fairness.runner import Plan
 from benchmarks.record import Run
-from loadgen.results.figures import Figure, color_of
-from loadgen.results.page import Page, Section
-from loadgen.results.tables import Mark, TextTable
+from loadgen.report.charts import Chart
+from loadgen.report.report import Report
+from loadgen.report.tables import Row, Table
 
-MARKS = {"yes": Mark.GOOD, "no": Mark.BAD}
 MIB = 1 << 20
+RATIOS = "Ratios"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +26,7 @@ class FairnessRun(Run):
     verdicts: list[Verdict]
 
 
-def honest_table(alone: Neighbour, neighbours: list[Neighbour]) -> TextTable:
+def honest_table(alone: Neighbour, neighbours: list[Neighbour]) -> Table:
     """The victim's waits beside those who do no harm."""
     rows = [
         (
@@ -40,18 +38,18 @@ def honest_table(alone: Neighbour, neighbours: list[Neighbour]) -> TextTable:
         for each in (alone, *neighbours)
     ]
     header = ("beside", "their tokens/s", "first token p95, ms", "time per token p95, ms")
-    return TextTable("Honest neighbours", header, rows)
+    return Table.of("Honest neighbours", header, rows)
 
 
-def attack_table(outcomes: list[Outcome], verdicts: list[Verdict]) -> TextTable:
+def attack_table(outcomes: list[Outcome], verdicts: list[Verdict]) -> Table:
     """One line an attack."""
     header = (
         "attack",
         "turns",
         "first token p95, ms",
-        "over honest",
+        "first over honest",
         "per token p95, ms",
-        "over honest",
+        "token over honest",
         "MiB",
         "kept",
     )
@@ -77,52 +75,56 @@ def attack_table(outcomes: list[Outcome], verdicts: list[Verdict]) -> TextTable:
         f"Kept: both ratios at most {MOST_RATIO:g}, at most {MOST_GROWTH_BYTES / MIB:.0f} MiB beyond the budgets, the "
         "same tokens, and a server that is ready. " + " ".join(bad)
     )
-    return TextTable("Attacks", header, rows, note=note.strip(), marks=MARKS)
+    return Table.of("Attacks", header, rows, note.strip())
 
 
-def page_of(run: FairnessRun, command: tuple[str, ...]) -> Page:
-    """The page of a run."""
-
-    def draw(axes: Axes) -> None:
-        names = [each.name for each in run.outcomes]
-        places = range(len(names))
-        for number, (label, values) in enumerate(
-            (
-                ("first token", [each.first_ratio for each in run.verdicts]),
-                ("time per token", [each.token_ratio for each in run.verdicts]),
-            )
-        ):
-            axes.plot(values, places, "o", color=color_of(number), label=label)
-        axes.axvline(MOST_RATIO, linestyle="--", color=color_of(3))
-        axes.set_yticks(list(places), names, fontsize=6)
-        axes.invert_yaxis()
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
-        axes.set_xlabel("p95 over that beside honest neighbours")
-
-    figure = Figure(
-        "What attacks cost a victim",
-        f"Both are to stay left of the dashed line, at {MOST_RATIO:g}.",
-        draw,
+def report_of(run: FairnessRun, command: tuple[str, ...]) -> Report:
+    """What the page of a run says."""
+    ratios: list[Row] = [
+        {"attack": outcome.name, "of": of, "ratio": ratio}
+        for outcome, verdict in zip(run.outcomes, run.verdicts, strict=True)
+        for of, ratio in (("first token", verdict.first_ratio), ("time per token", verdict.token_ratio))
+    ]
+    return Report(
+        experiment="fairness",
+        title="What one client costs another",
+        lead=(
+            f"One client of {run.model} takes short turns, again and again, beside another. On {run.place_and_time}.",
+            "Each attack is held against honest neighbours for whom the server computed as many tokens in a second.",
+        ),
+        plan={},
+        figures=(),
+        tables=(
+            attack_table(run.outcomes, run.verdicts),
+            honest_table(run.alone, run.neighbours),
+            _descriptions(run.outcomes),
+            Table(RATIOS, ratios, shown=False),
+        ),
+        charts=(
+            Chart(
+                "What attacks cost a victim",
+                f"p95 over that beside honest neighbours. Both are to stay below {MOST_RATIO:g}.",
+                "bars",
+                RATIOS,
+                "attack",
+                "ratio",
+                "of",
+                y_label="times as long",
+                levels={"at most": MOST_RATIO},
+            ),
+        ),
+        command=command,
+        machine=run.machine,
+        versions=run.versions,
     )
-    lead = (
-        f"One client of {run.model} takes short turns, again and again, beside another. On {run.place_and_time}.",
-        "Each attack is held against honest neighbours for whom the server computed as many tokens in a second.",
-    )
-    sections = (
-        Section("Attacks", "", (figure,), (attack_table(run.outcomes, run.verdicts),)),
-        Section("Honest neighbours", "", (), (honest_table(run.alone, run.neighbours),)),
-        Section("What each attacker does", "", (), (_descriptions(run.outcomes),)),
-    )
-    return Page("What one client costs another", lead, sections, command)
 
 
-def _descriptions(outcomes: list[Outcome]) -> TextTable:
+def _descriptions(outcomes: list[Outcome]) -> Table:
     rows = [
         (each.name, each.description, ", ".join(f"{status}: {count}" for status, count in sorted(each.answers.items())))
         for each in outcomes
     ]
-    return TextTable("Attackers", ("attack", "does", "answers"), rows, text_columns=3)
+    return Table.of("Attackers", ("attack", "does", "answers"), rows)
 
 
 def judged(outcomes: list[Outcome], neighbours: list[Neighbour]) -> list[Verdict]:

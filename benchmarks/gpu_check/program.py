@@ -8,13 +8,12 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from benchmarks.figures import figure_table
 from benchmarks.gpu_check.plan import FULL, TINY
 from benchmarks.gpu_check.reports.journal import StageRecord
 from benchmarks.gpu_check.reports.record import Run, describe_run, heading, read_run, write_run
 from benchmarks.gpu_check.runner import Budget, run_profiles, run_stages
 from benchmarks.gpu_check.stage_list import STAGES, Stage
-from loadgen.results.tables import to_rich
+from loadgen.report.tables import figure_table, to_rich
 
 FILE_WIDTH = 150
 """Of the tables where nobody looks: a terminal of 80 columns would break every label."""

@@ -28,11 +28,11 @@ from benchmarks.roofline.report import (
     host_table,
     kernel_tables,
     left_out,
-    page_of,
+    report_of,
 )
 from loadgen.options.common import EXIT_OK
-from loadgen.results.page import write_page, write_pictures
-from loadgen.results.tables import to_markdown, to_rich
+from loadgen.report.page import write_page, write_pictures
+from loadgen.report.tables import to_markdown, to_rich
 
 MODELS = ("llama-3-8b", "llama-2-13b", "smollm2-135m")
 CONTEXT = 1024
@@ -74,7 +74,7 @@ def main() -> int:
         heading = f"# {TITLE}: {run.model} on {run.place_and_time}\n\n{left_out(run)}\n\n"
         text = heading + "\n".join(map(to_markdown, [*tables, *kernel_tables(run)]))
         path = write_run(arguments.output, "roofline-", run, text)
-        page = page_of(run, ("python", "-m", "benchmarks.roofline", *sys.argv[1:]))
+        page = report_of(run, ("python", "-m", "benchmarks.roofline", *sys.argv[1:]))
         write_page(page, path.with_suffix(".html"))
         write_pictures(page, path.with_suffix(".html"))
         console.print(f"written: {path}")

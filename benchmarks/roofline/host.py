@@ -20,7 +20,7 @@ from benchmarks.engine.away import random_tokens
 from benchmarks.roofline.null_device import LAYERS, NullStreams, null_draws, null_engine
 from benchmarks.roofline.stages import CLIENT, EVENTS, STAGES, Stopwatch, charging
 from loadgen.errors import NotAsMeant
-from loadgen.experiments.density.measuring import few_collections
+from loadgen.experiments.density.running import few_collections
 
 SAMPLINGS = {
     "greedy": SamplingParams(seed=0, temperature=0),

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-from matplotlib.axes import Axes
 
 from benchmarks.record import Run
 from benchmarks.roofline.devices import DEVICES, LAUNCH_S, Device
 from benchmarks.roofline.host import HostPlan, HostStep
 from benchmarks.roofline.paper import CHOICE, GRAPH, PaperStep
 from benchmarks.roofline.stages import MEANINGS, STAGES
-from loadgen.results.figures import Figure
-from loadgen.results.page import Page, Section
-from loadgen.results.plots import Series, bars, lines
-from loadgen.results.tables import Mark, TextTable
+from loadgen.report.charts import Chart
+from loadgen.report.report import Report
+from loadgen.report.tables import Row, Table
 
 TITLE = "A decode step on paper, and its host"
 MOST_HOST_US = 1000.0
 """The target, with `MOST_SESSIONS`."""
 MOST_SESSIONS = 128
-MARKS = {"yes": Mark.GOOD, "no": Mark.BAD, "host": Mark.BAD}
+RATES, HOST_STAGES = "Rates", "Stages of the host"
 USUAL = "greedy"
 PAPER_NOTE = (
     f"A kernel takes its bytes over the bandwidth or its operations over the rate, and {LAUNCH_S * 1e6:g} µs for each "
@@ -49,7 +45,7 @@ def host_us(run: RooflineRun, sessions: int, sampling: str = USUAL) -> float | N
     return next(found, None)
 
 
-def bound_table(run: RooflineRun) -> TextTable:
+def bound_table(run: RooflineRun) -> Table:
     """Which bound holds where."""
     rows = []
     for step in _usual(run):
@@ -71,15 +67,15 @@ def bound_table(run: RooflineRun) -> TextTable:
     header = ("model", "device", "sessions", "GB", "memory, ms", "compute, ms", "launches, ms", "host, ms", "tokens/s")
     origins = "; ".join(f"{each.name}: {each.usable_bytes_per_s / 1e12:g} TB/s ({each.origin})" for each in DEVICES)
     note = f"{origins}. The host prepares the next step while one runs. {PAPER_NOTE}"
-    return TextTable("Which bound holds", (*header, "holds"), rows, note, text_columns=2, marks=MARKS)
+    return Table.of("Which bound holds", (*header, "holds"), rows, note)
 
 
-def kernel_tables(run: RooflineRun) -> list[TextTable]:
+def kernel_tables(run: RooflineRun) -> list[Table]:
     """One for each model and number of sessions that the host was measured with."""
     return [_kernel_table(step) for step in _usual(run) if host_us(run, step.sessions) is not None]
 
 
-def choice_table(run: RooflineRun) -> TextTable:
+def choice_table(run: RooflineRun) -> Table:
     """What choosing tokens takes."""
     rows = [
         (
@@ -95,10 +91,10 @@ def choice_table(run: RooflineRun) -> TextTable:
     ]
     header = ("model", "tokens are", "sessions", "launches", "MB", *(f"{each.name}, µs" for each in DEVICES))
     note = f"A sort counts as one read and one write; it is several. {PAPER_NOTE}"
-    return TextTable("Choosing tokens", header, rows, note, text_columns=2)
+    return Table.of("Choosing tokens", header, rows, note)
 
 
-def host_table(run: RooflineRun) -> TextTable:
+def host_table(run: RooflineRun) -> Table:
     """What the host takes for a step."""
     rows = [
         (
@@ -119,7 +115,7 @@ def host_table(run: RooflineRun) -> TextTable:
         f"edited half-way up the layers cuts the graphs of all. {stages}. Stages are means of another run. "
         f"Kept: {MOST_HOST_US / 1e3:g} ms at most with {MOST_SESSIONS} sessions ahead."
     )
-    return TextTable("The host, with a device that takes no time", header, rows, note, text_columns=3, marks=MARKS)
+    return Table.of("The host, with a device that takes no time", header, rows, note)
 
 
 def left_out(run: RooflineRun) -> str:
@@ -133,21 +129,81 @@ def left_out(run: RooflineRun) -> str:
     )
 
 
-def page_of(run: RooflineRun, command: tuple[str, ...]) -> Page:
-    """The page of a run."""
+def report_of(run: RooflineRun, command: tuple[str, ...]) -> Report:
+    """What the page of a run says."""
     lead = (
         "What a decode step of Djinn's CUDA path takes at least: the bytes, operations and launches of each kernel, as "
         "the code launches them on PyTorch's meta device, over the figures of GPUs. Nothing here ran on a GPU.",
         f"The host's part was measured with a device that takes no time, on {run.place_and_time}. Other processes had "
         f"{run.other_cpu_share:.1%} of the cores.",
+        left_out(run),
     )
-    sections = (
-        Section("Which bound holds where", "", tuple(_rates(run, device) for device in DEVICES), (bound_table(run),)),
-        Section("The host", left_out(run), (_stages(run),), (host_table(run),)),
-        Section("Choosing tokens", "", (), (choice_table(run),)),
-        Section("Kernels", PAPER_NOTE, (), tuple(kernel_tables(run))),
+    rates: list[Row] = [
+        {"device": device.name, "of": s.model, "sessions": s.sessions, "rate": s.sessions / s.bound(device).step_s}
+        for device in DEVICES
+        for s in _usual(run)
+    ]
+    taken = [(count, host_us(run, count)) for count in sorted({each.sessions for each in run.host})]
+    rates += [
+        {"device": device.name, "of": "the host alone", "sessions": n, "rate": n / us * 1e6}
+        for device in DEVICES
+        for n, us in taken
+        if us is not None
+    ]
+    stages: list[Row] = [
+        {"step": _sessions(each.sessions), "stage": stage, "us": each.stages_us[stage]}
+        for each in run.host
+        if not each.in_turn and each.sampling == USUAL
+        for stage in STAGES
+    ]
+    caption = "By what bounds the device, on paper, and by the host as measured here."
+    labels = {"x_label": "sessions", "y_label": "tokens a second"}
+    return Report(
+        experiment="roofline",
+        title=TITLE,
+        lead=lead,
+        plan={},
+        figures=(),
+        tables=(
+            bound_table(run),
+            host_table(run),
+            choice_table(run),
+            *kernel_tables(run),
+            Table(RATES, rates, shown=False),
+            Table(HOST_STAGES, stages, shown=False),
+        ),
+        charts=(
+            *(
+                Chart(
+                    f"Tokens a second at most, {device.name}",
+                    caption,
+                    "lines",
+                    RATES,
+                    "sessions",
+                    "rate",
+                    "of",
+                    {"device": device.name},
+                    log_x=True,
+                    log_y=True,
+                    **labels,
+                )
+                for device in DEVICES
+            ),
+            Chart(
+                "The host's time for a step",
+                "By stage, greedy, launched while the step before seems to run.",
+                "stack",
+                HOST_STAGES,
+                "step",
+                "us",
+                "stage",
+                y_label="microseconds",
+            ),
+        ),
+        command=command,
+        machine=run.machine,
+        versions=run.versions,
     )
-    return Page(TITLE, lead, sections, command)
 
 
 def _usual(run: RooflineRun) -> list[PaperStep]:
@@ -169,7 +225,7 @@ def _kept(step: HostStep) -> str:
     return "yes" if step.p50_us <= MOST_HOST_US else "no"
 
 
-def _kernel_table(step: PaperStep) -> TextTable:
+def _kernel_table(step: PaperStep) -> Table:
     rows = [
         (
             each.name,
@@ -186,32 +242,4 @@ def _kernel_table(step: PaperStep) -> TextTable:
     times = tuple(f"{each.name}, µs" for each in DEVICES)
     header = ("kernel", "part", "launches", "MB read", "MB written", "GFLOP", *times, "holds")
     title = f"{step.model}, {_sessions(step.sessions)} of {step.context:,} tokens"
-    return TextTable(title, header, rows, text_columns=2)
-
-
-def _rates(run: RooflineRun, device: Device) -> Figure:
-    """Tokens a second over sessions."""
-
-    def draw(axes: Axes) -> None:
-        series = [
-            Series(model, [(s.sessions, s.sessions / s.bound(device).step_s) for s in _usual(run) if s.model == model])
-            for model in dict.fromkeys(step.model for step in run.paper)
-        ]
-        taken = [(count, host_us(run, count)) for count in sorted({each.sessions for each in run.host})]
-        series.append(Series("the host alone", [(n, n / us * 1e6) for n, us in taken if us is not None]))
-        lines(axes, series, "sessions", "tokens a second", log_x=True, log_y=True, markers=True)
-
-    caption = "By what bounds the device, on paper, and by the host as measured here."
-    return Figure(f"Tokens a second at most, {device.name}", caption, draw)
-
-
-def _stages(run: RooflineRun) -> Figure:
-    """Where the host's time goes."""
-    shown = [each for each in run.host if not each.in_turn and each.sampling == USUAL]
-
-    def draw(axes: Axes) -> None:
-        groups = [_sessions(each.sessions) for each in shown]
-        values: dict[str, Sequence[float]] = {stage: [each.stages_us[stage] for each in shown] for stage in STAGES}
-        bars(axes, groups, values, "microseconds", stacked=True)
-
-    return Figure("The host's time for a step", "By stage, greedy, launched while the step before seems to run.", draw)
+    return Table.of(title, header, rows)

@@ -32,7 +32,7 @@ from loadgen.errors import LoadgenError, require_at_least
 from loadgen.load.records import TurnCost
 from loadgen.load.turn_clock import TurnClock, Wire
 from loadgen.options.common import EXIT_FAILED, EXIT_OK
-from loadgen.results.tables import TextTable, to_rich
+from loadgen.report.tables import Table, to_rich
 from loadgen.stats.distribution import Distribution
 from loadgen.targets.base import MODELS, TargetSpec, check_context
 from loadgen.targets.completion import CompletionEnd, read_chunk
@@ -330,7 +330,7 @@ def _show(figures: Figures, output: Path | None) -> None:
     summary, console = figures.summary(), Console(highlight=False)
     shares = ("p50", "p90", "p99", "max")
     rows = [
-        (label, *(f"{summary[name][share] * factor:.1f}" for share in shares))
+        {"": label, **{share: f"{summary[name][share] * factor:.1f}" for share in shares}}
         for label, name, factor in (
             ("first token, ms", "ttft_s", 1000),
             ("token after it, ms", "tpot_s", 1000),
@@ -344,7 +344,7 @@ def _show(figures: Figures, output: Path | None) -> None:
         f"{summary['left_out']} left out behind those; {summary['completion_tokens_per_s']:.1f} tokens/s generated; "
         f"{summary['prompt_tokens']} tokens read" + ("" if cached is None else f", {cached:.1%} of them cached")
     )
-    console.print(to_rich([TextTable("", ("", *shares), rows, note)]))
+    console.print(to_rich([Table("", rows, note)]))
     for failure in figures.failures:
         console.print(f"failed: {failure}", markup=False, soft_wrap=True)
     if output is not None:

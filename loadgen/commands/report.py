@@ -1,4 +1,4 @@
-"""`python -m loadgen report`: results of density once more, one or several side by side."""
+"""`python -m loadgen report`: results once more, one or several of the same experiment side by side."""
 
 import argparse
 from datetime import UTC, datetime
@@ -6,39 +6,42 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadgen.experiments.density.page import differences, make_comparison, make_page
-from loadgen.experiments.density.report import DensityReport, of_reports
-from loadgen.experiments.density.tables import tables
+from loadgen.errors import LoadgenError
 from loadgen.options.common import EXIT_OK, make_output
-from loadgen.results.files import read_result, result_path
-from loadgen.results.page import write_page, write_pictures
-from loadgen.results.tables import to_rich
+from loadgen.report.page import compared, differences, shown_tables, write_page, write_pictures
+from loadgen.report.report import read_report, result_path
+from loadgen.report.tables import to_rich
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The files, and where the page goes."""
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="density-TIME.json; several are compared")
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="EXPERIMENT-TIME.json; several are compared"
+    )
     parser.add_argument(
         "--output", type=Path, default=Path("runs"), metavar="DIR", help="folder for the page (default: runs)"
     )
 
 
 def run(options: argparse.Namespace, progress: Console) -> int:
-    """Print the tables, and write the page with its figures; returns the exit code. Raises `LoadgenError`."""
-    reports = [read_result(path, DensityReport) for path in options.files]
-    files = [path.name for path in options.files]
+    """Print the tables, and write the page with its charts; returns the exit code. Raises `LoadgenError`."""
+    reports = [read_report(path) for path in options.files]
+    for path, each in zip(options.files, reports, strict=True):
+        if each.experiment != reports[0].experiment:
+            raise LoadgenError(
+                f"{path} is a result of {each.experiment}, not of {reports[0].experiment} like the first"
+            )
     folder = make_output(options)
     output = Console(highlight=False)
-    if len(reports) == 1:
-        page = make_page(*reports)
-    else:
-        page = make_comparison(files, reports)
+    report, files = reports[0], [path.name for path in options.files]
+    if len(reports) > 1:
+        report = compared(files, reports)
         for number, file in enumerate(files, 1):
             output.print(f"({number}) {file}", markup=False, soft_wrap=True)
     for sentence in differences(reports):
         progress.print(sentence, markup=False)
-    output.print(to_rich(tables(of_reports(reports))))
-    path = write_page(page, result_path(folder, "report", datetime.now(UTC), "html"))
-    for written in (path, *write_pictures(page, path)):
+    output.print(to_rich(shown_tables(report)))
+    page = write_page(report, result_path(folder, "report", datetime.now(UTC), "html"))
+    for written in (page, *write_pictures(report, page)):
         output.print(f"written: {written}", markup=False, soft_wrap=True)
     return EXIT_OK

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader
-
 from loadgen.everything.stages import Stage
-from loadgen.results.origin import machine, versions
-from loadgen.results.text import duration
+from loadgen.report.origin import machine, versions
+from loadgen.report.page import environment
+from loadgen.report.text import duration
 
 PICTURES = 2
 """How many of a report's figures the index shows."""
@@ -47,15 +46,12 @@ class Outcome:
 
 def write_index(outcomes: Sequence[Outcome], command: Sequence[str], folder: Path) -> Path:
     """Write `folder`/index.html anew; returns its path. Raises OSError."""
-    environment = Environment(
-        loader=PackageLoader("loadgen.results"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
     packages = ", ".join(f"{name} {version}" for name, version in versions().items())
     path = folder / "index.html"
     path.write_text(
-        environment.get_template("index.html").render(
-            outcomes=outcomes, lead=(" ".join(command), str(machine()), packages)
-        ),
+        environment()
+        .get_template("index.html")
+        .render(outcomes=outcomes, lead=(" ".join(command), str(machine()), packages)),
         encoding="utf-8",
     )
     return path

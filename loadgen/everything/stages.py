@@ -59,15 +59,9 @@ STAGES = (
     ),
     Stage(
         "kv",
-        "How large is KV, how fast does it move, and does it pay to compress it?",
-        full="--target djinn",
-        quick="--target djinn --quick",
-    ),
-    Stage(
-        "migrate",
-        "Can a session go on in another process, and is that cheaper than to begin again there?",
-        full="--target from=djinn --target to=djinn",
-        quick="--target from=djinn --target to=djinn --quick",
+        "How large is KV, does it pay to compress it, and to take it to another process?",
+        full="--target from=djinn --to to=djinn",
+        quick="--target from=djinn --to to=djinn --quick",
     ),
     Stage(
         "weights",

@@ -18,6 +18,8 @@ class TurnCost:
     cached_tokens: int | None
     recomputed_tokens: int | None
     resume_ms: Mapping[str, float] | None = None
+    token_ids: tuple[int, ...] = ()
+    """What was generated, of a Djinn server alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,11 @@ class TurnRecord:
     def ttft_s(self) -> float:
         """Time to the first event with tokens."""
         return self.token_times_s[0]
+
+    @property
+    def over_s(self) -> float:
+        """When it was over, in seconds since the start of the run."""
+        return self.sent_s + self.latency_s
 
     @property
     def tpot_s(self) -> float | None:

@@ -1,5 +1,6 @@
 """How long agents are away between two turns."""
 
+import argparse
 import math
 from dataclasses import dataclass
 from typing import Annotated
@@ -59,6 +60,14 @@ class LogNormal:
 
 
 ThinkTime = Uniform | LogNormal
+
+
+def read_think(text: str) -> ThinkTime:
+    """The same for an option. Raises `argparse.ArgumentTypeError`."""
+    try:
+        return parse_think(text)
+    except LoadgenError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def parse_think(text: str) -> ThinkTime:

@@ -9,11 +9,13 @@ import numpy as np
 
 from loadgen.errors import LoadgenError, require_at_least
 from loadgen.load.arrivals import Arrivals, arrival_times
-from loadgen.load.think import MAX_SIGMA, InfinityAsNull, LogNormal, ThinkTime, Uniform
+from loadgen.load.think import MAX_SIGMA, InfinityAsNull, LogNormal, ThinkTime, Uniform, read_think
 from loadgen.load.trace import AgentPlan, Trace, TurnPlan, read_trace, scaled
+from loadgen.plans import option
 
 SOME_SECONDS = Uniform(5.0, 15.0)
 MOSTLY_SHORT = LogNormal(0.5, 1.0)
+THINK_FORM = "LOW:HIGH|lognormal:MEDIAN:SIGMA"
 
 
 class Signals(StrEnum):
@@ -34,10 +36,10 @@ class Load:
     Raises `LoadgenError` if a value is outside its range.
     """
 
-    system_tokens: int = 128
-    seed: int = 0
-    time_scale: float = 1.0
-    signals: Signals = Signals.ETA
+    system_tokens: int = option(128, "tokens at the start of the first prompt that all agents share")
+    seed: int = option(0, "of arrivals, think times, tool calls and texts")
+    time_scale: float = option(1.0, "factor on arrival and think times; 0.1 is ten times as fast")
+    signals: Signals = option(Signals.ETA, "what Djinn is told of think times")
 
     def __post_init__(self) -> None:
         require_at_least(0, self, "system_tokens", "seed")
@@ -65,19 +67,21 @@ class Workload(Load):
     Raises `LoadgenError` if a value is outside its range, or would have no effect.
     """
 
-    agents: int = 8
-    arrivals: Arrivals = Arrivals.POISSON
-    rate: InfinityAsNull = 1.0
-    burstiness: float = 1.0
-    context: int = 1024
-    turns: int = 3
-    resume_tokens: int = 64
-    completion_tokens: int = 64
-    think: ThinkTime = SOME_SECONDS
-    eta_noise: float = 0.0
-    tool_share: float = 0.0
-    tool_completion_tokens: int = 16
-    tool_think: ThinkTime = MOSTLY_SHORT
+    agents: int = option(8, "how many agents arrive")
+    arrivals: Arrivals = option(Arrivals.POISSON, "how the gaps between them are distributed")
+    rate: InfinityAsNull = option(1.0, "arrivals per second; inf: all at once")
+    burstiness: float = option(1.0, "shape of gamma gaps: 1 is Poisson, less is burstier, more is more even")
+    context: int = option(1024, "tokens of the first prompt")
+    turns: int = option(3, "turns of each agent")
+    resume_tokens: int = option(64, "tokens of new text in each later turn")
+    completion_tokens: int = option(64, "tokens generated in each turn")
+    think: ThinkTime = option(SOME_SECONDS, "seconds between turns", read=read_think, form=THINK_FORM)
+    eta_noise: float = option(
+        0.0, "how wrong agents are about their return: sigma of a lognormal factor, 0 is exact", form="SIGMA"
+    )
+    tool_share: float = option(0.0, "share of turns that call a tool, from 0 to 1")
+    tool_completion_tokens: int = option(16, "tokens generated in a turn that calls a tool")
+    tool_think: ThinkTime = option(MOSTLY_SHORT, "seconds that a tool takes", read=read_think, form=THINK_FORM)
 
     def __post_init__(self) -> None:
         Load.__post_init__(self)  # super() knows nothing of the class that slots=True makes anew

@@ -1,27 +1,27 @@
 """What every experiment is told besides its targets: texts, and where results go. What a run ends with."""
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from types import FrameType
 
-from rich.console import Console, Group, RenderableType
-from rich.text import Text
+from rich.console import Console
 
 from loadgen.errors import LoadgenError
 from loadgen.load.corpus import Corpus, python_topics, read_texts
-from loadgen.results.files import Result
-from loadgen.results.per_target import OneTarget
-from loadgen.results.tables import TextTable, to_rich
+from loadgen.report.page import shown_tables, write_outputs
+from loadgen.report.report import Report
+from loadgen.report.tables import to_rich
 
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_UNUSABLE = 2
 EXIT_INTERRUPTED = 130
 
-R = TypeVar("R", bound=Result)
-T = TypeVar("T", bound=OneTarget)
+Write = Callable[[Report, Path], Sequence[Path]]
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
@@ -57,32 +57,43 @@ def make_output(options: argparse.Namespace) -> Path:
     return output
 
 
-def with_origin(report: R, options: argparse.Namespace) -> R:
-    """The report with what only the command line knows: how it was called, and when."""
-    return replace(report, command=options.command, started_at=options.started_at)
+def whole_model(given: str | Path) -> str:
+    """A folder by its whole path; anything else, such as `random:tiny-llama`, as it is."""
+    path = Path(given).expanduser()
+    return str(path.absolute()) if path.exists() else f"{given}"
 
 
-def each_target(targets: Iterable[T], tables: Callable[[T], Iterable[TextTable]]) -> Group:
-    """The tables of every target for a terminal, below its name."""
-    return Group(
-        *(
-            part
-            for target in targets
-            for part in (Text(f"{target.server.name}: {target.server.url}"), to_rich(tables(target)))
-        )
-    )
+def finish(report: Report, options: argparse.Namespace, write: Write = write_outputs) -> int:
+    """Print the machine and the tables, then write the files and print their paths; returns the exit code.
 
-
-def finish(report: Result, shown: RenderableType, write: Callable[[], Sequence[Path]]) -> int:
-    """Print the machine and the figures, then have the files written and print their paths; returns the exit code.
-
-    In this order, so that a full disk does not hide the figures. Raises what `write` does.
+    In this order, so that a full disk does not hide the figures. Raises what `write` does. The report is given what
+    only the command line knows: how it was called, and when.
     """
+    report = replace(report, command=options.command, started_at=options.started_at)
     output = Console(highlight=False)
     output.print(f"on {report.machine}", markup=False, soft_wrap=True)
-    output.print(shown)
-    for path in write():
+    output.print(to_rich(shown_tables(report)))
+    for path in write(report, make_output(options)):
         output.print(f"results: {path}", markup=False, soft_wrap=True)
     if report.interrupted:
         return EXIT_INTERRUPTED
     return EXIT_OK if report.succeeded else EXIT_FAILED
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """In the block SIGTERM does what Ctrl-C does, so that no server outlives the run that started it.
+
+    Where Ctrl-C is ignored, as by what a shell runs in the background, SIGTERM raises KeyboardInterrupt all the same.
+    """
+
+    def hear(_number: int, _frame: FrameType | None) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, hear)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

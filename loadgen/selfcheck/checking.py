@@ -11,8 +11,7 @@ from pydantic import BaseModel
 
 from client.calls import Call
 from loadgen.errors import LoadgenError
-from loadgen.experiments.density.measuring import few_collections
-from loadgen.experiments.density.runner import Runner
+from loadgen.experiments.density.running import Runner, few_collections
 from loadgen.load.arrivals import Arrivals
 from loadgen.load.corpus import python_topics
 from loadgen.load.prompts import cut_prompts

@@ -10,7 +10,7 @@ from client import DjinnError
 from loadgen.errors import LoadgenError
 from loadgen.load.records import Run
 from loadgen.options.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
-from loadgen.results.tables import TextTable, to_rich
+from loadgen.report.tables import Table, to_rich
 from loadgen.selfcheck.checking import Check, Delays, check, plan_load, serving
 from loadgen.stats import Distribution
 
@@ -51,15 +51,15 @@ def run(options: argparse.Namespace, progress: Console) -> int:
     return EXIT_OK if exact and not seen.failures else EXIT_FAILED
 
 
-def _table(seen: Run, checks: Sequence[Check]) -> TextTable:
-    header = ("", "set", *(f"{who} {name}" for who in ("stub", "seen", "off") for name in PERCENTILES))
+def _table(seen: Run, checks: Sequence[Check]) -> Table:
     rows = [
-        (
-            one.name,
-            _milliseconds(one.set_s),
-            *(_milliseconds(getattr(who, name)) for who in (one.kept, one.seen) for name in PERCENTILES),
-            *(_milliseconds(one.error_s(name)) for name in PERCENTILES),
-        )
+        {
+            "": one.name,
+            "set": _milliseconds(one.set_s),
+            **{f"stub {name}": _milliseconds(getattr(one.kept, name)) for name in PERCENTILES},
+            **{f"seen {name}": _milliseconds(getattr(one.seen, name)) for name in PERCENTILES},
+            **{f"off {name}": _milliseconds(one.error_s(name)) for name in PERCENTILES},
+        }
         for one in checks
     ]
     late = Distribution.of(turn.sent_s - turn.due_s for turn in seen.turns)
@@ -68,7 +68,7 @@ def _table(seen: Run, checks: Sequence[Check]) -> TextTable:
         f"{len(seen.turns)} turns, {len(seen.failures)} failures, {events / seen.duration_s:,.0f} events a second; "
         f"lateness of sending p99 {_milliseconds(None if late is None else late.p99)} ms."
     )
-    return TextTable("milliseconds: as set, as the stub kept it, as the load generator saw it", header, rows, note)
+    return Table("milliseconds: as set, as the stub kept it, as the load generator saw it", rows, note)
 
 
 def _milliseconds(seconds: float | None) -> str:

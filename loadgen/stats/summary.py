@@ -93,7 +93,7 @@ def summarize(runs: Sequence[Run], planned: int, measurement: Measurement) -> Su
         turn_latency_s=Distribution.of(record.latency_s for record in measured),
         signal_s=Distribution.of(s.round_trip_s for run in runs for s in run.signals if s.sent_s >= warmup_s),
         lateness_s=Distribution.of(record.sent_s - record.due_s for record in measured),
-        goodput=goodput(measured, sum(f.at_s >= warmup_s for f in failed), seconds, measurement.slo),
+        goodput=goodput(measured, sum(f.at_s >= warmup_s for f in failed), seconds, measurement),
         turns_per_s=len(measured) / seconds if seconds else 0.0,
         tokens_per_s=sum(record.cost.completion_tokens for record in measured) / seconds if seconds else 0.0,
         duration_s=sum(run.duration_s for run in runs),

@@ -66,6 +66,7 @@ class DjinnAgent:
             cached_tokens=usage.cached_tokens,
             recomputed_tokens=usage.tokens_recomputed,
             resume_ms=resume_ms.model_dump(),
+            token_ids=turn.turn.token_ids,
         )
 
     async def leave(self, away_s: float | None) -> str | None:

@@ -18,7 +18,6 @@ import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from benchmarks.figures import Target
 from benchmarks.gpu_check.child import run_stage
 from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.overlay import ROOT
@@ -30,6 +29,7 @@ from benchmarks.gpu_check.reports.record import Run, describe_run, read_run
 from benchmarks.gpu_check.runner import Budget, run_stages
 from benchmarks.gpu_check.stage_list import STAGES
 from benchmarks.gpu_check.stages import cuda_tests
+from loadgen.report.figures import Figure, Target
 from tests.release.test_setup import PYTEST, WITHOUT
 
 ENGINE_STAGES = [stage.name for stage in STAGES if stage.name not in ("vllm", "cuda_tests")]
@@ -49,6 +49,11 @@ def read(path: Path) -> StageRecord:
     return record
 
 
+def median_of(figure: Figure) -> float:
+    assert figure.spread is not None
+    return figure.spread.median
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_every_stage_runs_on_a_cpu(tmp_path: Path) -> None:
@@ -58,7 +63,7 @@ def test_every_stage_runs_on_a_cpu(tmp_path: Path) -> None:
     assert ends == dict.fromkeys(ENGINE_STAGES, (Outcome.DONE, ""))
     assert all(record.figures or record.name == "doctor" for record in run.stages)
     assert found["doctor"].facts
-    medians = {each.label: each.spread.median for name in ("sessions", "density") for each in found[name].figures}
+    medians = {each.name: median_of(each) for name in ("sessions", "density") for each in found[name].figures}
     for label, median in (
         ("Sessions that ended / begun", 1),
         ("Tokens recomputed", 0),
@@ -115,12 +120,12 @@ def test_all_that_was_written_comes_back_also_of_a_stage_that_was_cut_off(tmp_pa
     journal.samples("swap", [0.8, 0.9])
     if ended:
         journal.end(Outcome.DONE, "why")
-    (tmp_path / "journal").write_text(file.getvalue() + ("" if ended else '["figure", {"label": "ha'))
+    (tmp_path / "journal").write_text(file.getvalue() + ("" if ended else '["figure", {"name": "ha'))
     record = read(tmp_path / "journal")
     assert record.outcome is (Outcome.DONE if ended else Outcome.OUT_OF_TIME)
     assert (record.facts, record.samples) == ({"device": "a card"}, {"swap": [0.8, 0.9]})
-    assert [figure.label for figure in record.figures] == ["swap", "errors"]
-    assert [figure.label for figure in record.missed] == ["swap"]
+    assert [figure.name for figure in record.figures] == ["swap", "errors"]
+    assert [figure.name for figure in record.missed] == ["swap"]
     assert not record.is_well
 
 
@@ -141,7 +146,7 @@ def test_each_end_of_a_cuda_test_is_counted_and_failures_are_named(tmp_path: Pat
         context = StageContext(FULL, Journal(file, has_targets=True), time.monotonic() + 60, tmp_path)
         cuda_tests.report(context, cuda_tests.run_tests(["test_some.py"], tmp_path, 60))
     record = read(tmp_path / "journal")
-    assert [figure.spread.median for figure in record.figures] == [1, 1, 1]
+    assert [median_of(figure) for figure in record.figures] == [1, 1, 1]
     assert record.notes == ["Failed: test_some::test_wrong"]
     assert not record.is_well
 

@@ -79,7 +79,7 @@ def test_agents_are_measured_on_both_servers(tmp_path: Path) -> None:
         run_beside(StageContext(TINY, journal, time.monotonic() + 60, tmp_path), TINY.density, rival)
     record = StageRecord("vllm", "Beside vLLM")
     read_journal(path, record)
-    medians = {each.label: each.spread.median for each in record.figures}
+    medians = {each.name: each.spread.median for each in record.figures if each.spread is not None}
     assert [medians[f"Turns that completed / planned, {name}"] for name in ("djinn", "vllm")] == [1, 1]
 
 

@@ -6,11 +6,9 @@ from random import Random
 
 import pytest
 
-from benchmarks.breakpoints.plan import KINDS
-from benchmarks.breakpoints.plan import Plan as PausesPlan
-from benchmarks.breakpoints.runner import measure_model
-from benchmarks.kv.parks import measure_parks
-from benchmarks.kv.resume import ResumeBench
+from benchmarks.breakpoints import KINDS, measure_model
+from benchmarks.breakpoints import Plan as PausesPlan
+from benchmarks.kv import ResumeBench, measure_parks
 from benchmarks.text import TokenSource
 from client import Djinn
 from tests.serving import serve

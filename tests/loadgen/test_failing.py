@@ -1,18 +1,17 @@
 """Whatever a server does to the load, whenever Ctrl-C comes: a run ends, and says what it measured and what failed."""
 
 import asyncio
-import json
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -21,13 +20,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from loadgen.cli import main
-from loadgen.experiments.density.experiment import run_density
-from loadgen.experiments.density.measuring import Plan
-from loadgen.experiments.density.report import DensityReport
+from loadgen.experiments.density.experiment import Measured, run_density
+from loadgen.experiments.density.rows import TURNS as TURN_ROWS
+from loadgen.experiments.density.running import Plan
 from loadgen.load.corpus import python_topics
 from loadgen.load.measurement import Measurement
 from loadgen.load.workload import Workload, plan_trace
 from loadgen.options.targets import run_on
+from loadgen.report.report import Report, read_report
 from loadgen.targets import TargetSpec
 from loadgen.targets.access import Access, RunningTarget
 from tests.loadgen.stubs import openai_app, serving
@@ -44,11 +44,22 @@ DONE = b'data: {"choices": [], "usage": {"prompt_tokens": 40, "completion_tokens
 Complete = Callable[[Request], Awaitable[Response]]
 
 
-def density(output: Path, url: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+def density(output: Path, url: str, *arguments: str) -> tuple[int, Report]:
     """The exit code, and the report."""
     code = main(["density", *LOAD, "--output", str(output), "--target", f"ill={url}#stub", *arguments])
     (path,) = output.glob("density-*.json")
-    return code, json.loads(path.read_text())
+    return code, read_report(path)
+
+
+def errors(found: Report) -> Counter[str]:
+    """Turns that failed, by the kind of the error."""
+    return Counter(row["error"] for row in found.rows(TURN_ROWS) if row.get("error"))
+
+
+def value(found: Report, name: str, target: str = "ill") -> float:
+    spread = found.figure(name, target=target).spread
+    assert spread is not None
+    return spread.median
 
 
 def streaming(*parts: bytes, gap_s: float = 0.0, then: Callable[[], Awaitable[None]] | None = None) -> Complete:
@@ -106,11 +117,10 @@ def test_every_turn_fails_by_its_kind(
     with serving(openai_app(complete)) as url:
         code, found = density(tmp_path, url)
     assert code == 1
-    summary = found["targets"][0]["summary"]
-    assert summary["turn_errors"] == {kind: AGENTS}
+    assert errors(found) == {kind: AGENTS}
     # The turn before the clock starts is no figure: nobody counts its tokens.
-    assert summary["other_errors"] == ({} if kind == "WrongTokenCount" else {kind: 1})
-    assert (summary["turns_completed"], summary["turns_not_run"]) == (0, AGENTS * (TURNS - 1))
+    assert value(found, "errors between turns") == (0 if kind == "WrongTokenCount" else 1)
+    assert value(found, "turns completed") == 0
     assert kind in capsys.readouterr().out
     assert time.monotonic() - started < 20
 
@@ -133,19 +143,17 @@ def test_a_server_that_goes_away_under_the_load(tmp_path: Path) -> None:
         code, found = density(tmp_path, url, *arrivals)
         closing.join()
     assert code == 1
-    summary = found["targets"][0]["summary"]
-    assert summary["turns_completed"] > 0
-    assert set(summary["turn_errors"]) <= {"StreamBroken", "ConnectionLost", "ConnectionFailed"}
-    assert summary["turn_errors"]["ConnectionFailed"] > 0
-    assert summary["turns_planned"] == summary["turns_completed"] + summary["turns_failed"] + summary["turns_not_run"]
+    assert value(found, "turns completed") > 0
+    assert set(errors(found)) <= {"StreamBroken", "ConnectionLost", "ConnectionFailed"}
+    assert errors(found)["ConnectionFailed"] > 0
 
 
 def test_one_ill_server_costs_nothing_of_what_is_measured_of_the_others(tmp_path: Path) -> None:
     with serving(openai_app(WELL)) as well, serving(openai_app(with_status(500))) as ill:
         code, found = density(tmp_path, ill, "--target", f"well={well}#stub")
     assert code == 1
-    assert [target["server"]["name"] for target in found["targets"]] == ["ill", "well"]
-    assert [target["summary"]["turns_completed"] for target in found["targets"]] == [0, AGENTS * TURNS]
+    assert [server.name for server in found.servers] == ["ill", "well"]
+    assert [value(found, "turns completed", name) for name in ("ill", "well")] == [0, AGENTS * TURNS]
 
 
 # Ctrl-C, also when it comes while a run is being wound up.
@@ -189,7 +197,7 @@ class InterruptedAtItsEnd:
         task.cancel()  # what asyncio makes of SIGINT
 
 
-async def run(*targets: Access) -> DensityReport:
+async def run(*targets: Access) -> list[Measured]:
     return await run_density(targets, PLAN, Console(file=StringIO()))
 
 
@@ -211,14 +219,15 @@ async def test_while_a_server_is_stopped_or_the_last_sample_is_taken(stalls: boo
             await until(lambda: server.stalled)
             running.cancel()
         found = await running
-    (target,) = found.targets
-    assert (found.interrupted, target.server.url) == (True, url)
-    assert target.summary.turns_completed == AGENTS
+    (target,) = found
+    assert target.spec.url == url
+    assert target.runs[-1].interrupted
+    assert target.summary(PLAN).turns_completed == AGENTS
 
 
 TERMINATED = """
 import time
-from loadgen.options.ending import sigterm_as_interrupt
+from loadgen.options.common import sigterm_as_interrupt
 with sigterm_as_interrupt():
     try:
         print("ready", flush=True)

@@ -1,104 +1,114 @@
-"""Results: files that are read back, units, what failed, and pages; an XML parser is the judge of the drawings."""
+"""Results: files that are read back, figures and their targets, tables, and pages that need nothing else."""
 
 import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
 
 import pytest
-from matplotlib.axes import Axes
 
 from loadgen.errors import LoadgenError
-from loadgen.load.think import InfinityAsNull
 from loadgen.options.common import finish
-from loadgen.results.figures import Figure
-from loadgen.results.files import Result, read_result, write_result
-from loadgen.results.page import Page, Section, write_page, write_pictures
-from loadgen.results.plots import Series, lines
-from loadgen.results.tables import Mark, TextTable
+from loadgen.options.parser import OneLineParser
+from loadgen.report.charts import Chart
+from loadgen.report.figures import Figure, Spread, Target, all_of, exact
+from loadgen.report.page import write_outputs
+from loadgen.report.report import Report, read_report, write_report
+from loadgen.report.tables import Row, Table, pivot, to_markdown
+
+NAMES = ("djinn & co", "<script>", "$5 a_b", "_hidden")
+POINTS: list[Row] = [{"of": n, "x": x, "y": x * place} for place, n in enumerate(NAMES) for x in (1.0, 2.0)]
+CHART = Chart("Figure 1", "caption 1", "lines", "points", "x", "y", "of", x_label="seconds", y_label="turns")
+TABLE = Table("Table <1>", [{"": "a & b", "x": 1.5, "end": "missed"}, {"": "c", "x": None}], "a note")
+REPORT = Report(
+    experiment="sums",
+    title="Title <&>",
+    lead=("lead one",),
+    plan={"seed": 3},
+    figures=(all_of("right answers", 3, 4, {"target": "a"}), exact("speed", "×", 2.0, Target(1.0, at_least=True))),
+    tables=(TABLE, Table("points", POINTS, shown=False)),
+    charts=(CHART, CHART),
+    command=("python",),
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    numbers: tuple[float, ...]
-    limit: InfinityAsNull = math.inf
+def test_a_report_is_read_back_as_it_was_and_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
+    path = write_report(REPORT, tmp_path / "sums-1.json")
+    assert asdict(read_report(path)) | {"tables": ()} == asdict(REPORT) | {"tables": ()}
+    assert read_report(path, "sums").rows("points") == POINTS
+    odd = Report(**{**_fields(REPORT), "tables": (Table("odd", [{"x": math.nan}, {"x": math.inf}]),)})
+    text = write_report(odd, tmp_path / "odd.json").read_text()
+    found = json.loads(text, parse_constant=lambda name: pytest.fail(name))
+    assert found["tables"][0]["rows"] == [{"x": None}, {"x": None}]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sums(Result):
-    experiment: Literal["sums"] = "sums"
-    parts: dict[str, Part]
-
-    @property
-    def interrupted(self) -> bool:
-        return False
-
-    @property
-    def succeeded(self) -> bool:
-        return True
-
-
-SUMS = Sums(seed=3, command=("python",), parts={"a [1,\n 2]": Part((1.5, 2.0)), "b": Part((), 7.0)})
-
-
-def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
-    report = Sums(seed=0, parts={"x": Part((math.nan, math.inf, -math.inf, 1.0))})
-    text = write_result(report, tmp_path / "a.json").read_text()
-    part = json.loads(text, parse_constant=lambda name: pytest.fail(name))["parts"]["x"]
-    assert part == {"numbers": [None, None, None, 1.0], "limit": None}
+def _fields(report: Report) -> dict[str, object]:
+    return {name: getattr(report, name) for name in Report.__dataclass_fields__}
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", "is not JSON"),
-        ('{"experiment": "kv", "schema_version": 3}', "is not a result of sums, but of kv"),
-        ('{"experiment": "sums", "schema_version": 1}', "has schema_version 1, but only 3"),
-        ('{"experiment": "sums", "schema_version": 3}', "is old, and lacks seed: measure again"),
+        ("[]", "is not a result of sums"),
+        ('{"experiment": "kv", "schema_version": 4}', "is not a result of sums, but of kv"),
+        ('{"experiment": "sums", "schema_version": 3}', "has schema_version 3, but only 4"),
+        ('{"experiment": "sums", "schema_version": 4}', "is damaged at title"),
     ],
 )
 def test_what_is_no_such_result_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "a.json"
     path.write_text(text)
     with pytest.raises(LoadgenError) as refused:
-        read_result(path, Sums)
+        read_report(path, "sums")
     assert f"{path} {message}" in str(refused.value)
 
 
-def test_figures_are_shown_also_where_no_file_can_be_written(capsys: pytest.CaptureFixture[str]) -> None:
-    def write() -> Sequence[Path]:
+@pytest.mark.parametrize(
+    ("spread", "outcome"),
+    [
+        (Spread(1.0, 0.5, 2.0, 3), "met"),
+        (Spread(0.9, 0.5, 2.0, 3), "within the noise"),
+        (Spread(0.9, 0.5, 0.95, 3), "missed"),
+        (None, "not measured"),
+    ],
+)
+def test_a_figure_is_held_against_its_target(spread: Spread | None, outcome: str) -> None:
+    assert Figure("", "×", spread, Target(1.0, at_least=True)).outcome == outcome
+    assert Figure("", "×", spread).outcome is None
+
+
+def test_figures_are_put_side_by_side() -> None:
+    figures = [exact("wait", "ms", value, by={"target": name}) for name, value in (("a", 20.0), ("b", 10.0))]
+    text = to_markdown(pivot("Side by side", figures, "target", ratios=True))
+    assert "| wait, ms | 20 | 10 (0.5×) |" in text
+
+
+def test_figures_are_shown_also_where_no_file_can_be_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def write(_report: Report, _folder: Path) -> Sequence[Path]:
         raise OSError(28, "No space left on device")
 
+    parser = OneLineParser()
+    parser.set_defaults(command=("python",), started_at=datetime.now(UTC), output=tmp_path)
     with pytest.raises(OSError, match="No space left"):
-        finish(SUMS, "figures", write)
-    assert "figures" in capsys.readouterr().out
+        finish(REPORT, parser.parse_args([]), write)
+    assert "right answers" in capsys.readouterr().out
 
 
-# Pages: one file in which everything is.
-
-NAMES = ("djinn & co", "<script>", "$5 a_b", "_hidden")
-
-
-def draw(axes: Axes) -> None:
-    lines(axes, [Series(name, [(0.0, 1.0), (1.0, place)]) for place, name in enumerate(NAMES)], "seconds", "turns")
-
-
-FIGURES = (Figure("Figure 1", "caption 1", draw), Figure("Figure 1", "again", draw))
-TABLE = TextTable("Table <1>", ("", "x"), [("a & b", "1"), ("", "missed")], "a note", marks={"missed": Mark.BAD})
-PAGE = Page("Title <&>", ("lead one",), (Section("First", "text", FIGURES), Section("Second", tables=(TABLE,))))
-
-
-def test_the_page_is_whole_has_everything_and_loads_nothing_and_its_figures_are_pictures_too(tmp_path: Path) -> None:
-    text = write_page(PAGE, tmp_path / "a.html").read_text("utf-8")
+def test_the_page_is_whole_has_everything_and_loads_nothing_and_its_charts_are_pictures_too(tmp_path: Path) -> None:
+    data, page, *more = write_outputs(REPORT, tmp_path)
+    text = page.read_text("utf-8")
     assert re.findall(r'(?:src|href)="(?!#)', text) == []
-    for words in ("Title &lt;&amp;&gt;", "lead one", "First", "text", "caption 1", "Table &lt;1&gt;", "a note"):
+    for words in ("Title &lt;&amp;&gt;", "lead one", "caption 1", "Table &lt;1&gt;", "a note", "right answers"):
         assert words in text
     assert text.count("<svg") == 2
     assert "a &amp; b</td>" in text
     assert '<td class="bad">missed</td>' in text
-    pictures = write_pictures(PAGE, tmp_path / "a.html")
-    assert [path.name for path in pictures] == ["a-figure-1.png", "a-figure-1-2.png"]
-    assert all(path.stat().st_size > 1000 for path in pictures)
+    pictures = [f"{data.stem}-figure-1.png", f"{data.stem}-figure-1-2.png"]
+    assert [path.name for path in more] == [*pictures, f"{data.stem}.csv"]
+    assert all(path.stat().st_size > 1000 for path in more[:2])

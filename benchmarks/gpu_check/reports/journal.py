@@ -7,8 +7,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TextIO
 
-from benchmarks.figures import Figure, Target
-from loadgen.results.spread import Spread
+from loadgen.report.figures import Figure, Spread, Target
+from loadgen.report.figures import Outcome as Verdict
 
 
 class Outcome(StrEnum):
@@ -48,7 +48,8 @@ class StageRecord:
     @property
     def missed(self) -> list[Figure]:
         """Figures that are not what they should be."""
-        return [each for each in self.figures if each.target and not each.target.is_met(each.spread.median)]
+        good = (None, Verdict.MET)
+        return [each for each in self.figures if each.outcome not in good]
 
     @property
     def is_well(self) -> bool:
@@ -120,6 +121,6 @@ def read_journal(path: Path, record: StageRecord) -> None:
 
 
 def read_figure(value: dict[str, Any]) -> Figure:
-    """A figure from its JSON."""
+    """A figure from its JSON; in files of before November 2026 its name is its label."""
     target = value["target"] and Target(**value["target"])
-    return Figure(value["label"], value["unit"], Spread(**value["spread"]), target)
+    return Figure(value.get("name") or value["label"], value["unit"], Spread(**value["spread"]), target)

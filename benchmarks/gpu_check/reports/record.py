@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from app.doctor.device import read_release
-from benchmarks.figures import figure_table
 from benchmarks.gpu_check.reports.journal import Outcome, Point, StageRecord, read_figure
 from benchmarks.record import slug, utc_now
-from loadgen.results import origin
-from loadgen.results.tables import to_markdown
+from loadgen.report import origin
+from loadgen.report.tables import figure_table, to_markdown
 
 PACKAGES = ("djinn-server", "torch", "triton", "transformers", "accelerate", "numpy", "numba", "pydantic", "fastapi")
 

@@ -10,10 +10,9 @@ from benchmarks.engine.decoding import DecodeBench
 from benchmarks.engine.loading import FEW, build, load_layers
 from benchmarks.engine.pauses import PauseBench
 from benchmarks.engine.watched import WatchedStack
-from benchmarks.figures import Target
 from benchmarks.gpu_check.context import StageContext
 from benchmarks.spread import middle_half, ratio_of_medians
-from loadgen.results.spread import Spread
+from loadgen.report.figures import Spread, Target
 
 RESTORED_MS = Target(1.3)
 UNARMED = Target(1.0024)

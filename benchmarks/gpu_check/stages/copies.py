@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.gpu_check.context import SkipStage, StageContext
 from benchmarks.gpu_check.plan import MIB, CopyPlan
-from loadgen.results.spread import Spread
+from loadgen.report.figures import Spread
 
 LEAST_BYTES = 256 << 20
 """Under one reading of the clock: a small copy is made so often."""

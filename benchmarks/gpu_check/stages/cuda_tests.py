@@ -6,10 +6,10 @@ import tempfile
 from pathlib import Path
 from xml.etree import ElementTree
 
-from benchmarks.figures import Target
 from benchmarks.gpu_check.context import SkipStage, StageContext
 from benchmarks.gpu_check.overlay import ROOT
 from loadgen.errors import NotAsMeant
+from loadgen.report.figures import Target
 
 MARK = "mark.cuda"
 OPTIONS = ("-m", "cuda", "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors")

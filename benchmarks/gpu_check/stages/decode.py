@@ -12,13 +12,12 @@ from benchmarks.engine.away import random_tokens
 from benchmarks.engine.decoding import decode_rate
 from benchmarks.engine.live import LiveEngine
 from benchmarks.engine.loading import load
-from benchmarks.figures import Target
 from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.plan import DecodePlan
 from benchmarks.gpu_check.rivals.transformers import LEAST_S, Way, rates_of_transformers
 from benchmarks.gpu_check.stages.copies import memory_bandwidth
 from loadgen.errors import NotAsMeant
-from loadgen.results.spread import Spread
+from loadgen.report.figures import Spread, Target
 
 OF_LIMIT = Target(0.8, at_least=True)
 AHEAD = Target(1.0, at_least=True)

@@ -8,13 +8,12 @@ from datetime import UTC, datetime
 
 from rich.console import Console
 
-from benchmarks.figures import Target
 from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.plan import DensityPlan
 from benchmarks.gpu_check.rivals.vllm import SERVED
 from loadgen.errors import NotAsMeant
-from loadgen.experiments.density.experiment import run_density
-from loadgen.experiments.density.measuring import Plan
+from loadgen.experiments.density.experiment import report_of, run_density
+from loadgen.experiments.density.running import Plan
 from loadgen.load.corpus import python_topics
 from loadgen.load.measurement import Measurement
 from loadgen.load.think import Uniform
@@ -22,7 +21,8 @@ from loadgen.load.workload import Workload, plan_trace
 from loadgen.peers.djinn import djinn_launch
 from loadgen.processes.launch import ROOT, Launch, without_folders
 from loadgen.processes.process import free_port, running_server
-from loadgen.results.files import result_path, write_result
+from loadgen.report.figures import Target
+from loadgen.report.report import result_path, write_report
 from loadgen.stats import Distribution, Summary
 from loadgen.targets import TargetSpec
 from loadgen.targets.access import RunningTarget
@@ -53,14 +53,15 @@ def run_beside(context: StageContext, plan: DensityPlan, rival: Callable[[int], 
             pid = servers.enter_context(running_server(launch.command, launch.environment, url))
             targets.append(RunningTarget(TargetSpec(name, url, model=model, pid=pid, command=command)))
             context.journal.fact(f"server of the agents, {name}", " ".join(command))
-        report = asyncio.run(run_density(targets, measured, Console(file=sys.stderr)))
+        found = asyncio.run(run_density(targets, measured, Console(file=sys.stderr)))
     context.journal.note(
         f"The agents' arrivals and think times are {plan.time_scale:g} of those of real time ({plan.rate:g} a second, "
         f"{plan.think[0]:g} to {plan.think[1]:g} s): the load is {1 / plan.time_scale:.1f} times as dense."
     )
-    write_result(report, result_path(context.output, report.experiment, datetime.now(UTC), "json"))
-    for target, told in zip(targets, report.targets, strict=True):
-        _report(context, told.summary, "" if rival is None else f", {target.name}")
+    report = report_of(measured, found, "density", "Agents over HTTP")
+    write_report(report, result_path(context.output, report.experiment, datetime.now(UTC), "json"))
+    for target, told in zip(targets, found, strict=True):
+        _report(context, told.summary(measured), "" if rival is None else f", {target.name}")
 
 
 def _workload(plan: DensityPlan) -> Workload:

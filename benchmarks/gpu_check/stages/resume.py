@@ -11,11 +11,10 @@ from benchmarks.engine.away import Moved, Passer, check_whole, park, random_toke
 from benchmarks.engine.live import LiveEngine
 from benchmarks.engine.loading import FEW, build, load_layers
 from benchmarks.engine.watched import WatchedStack
-from benchmarks.figures import Target
 from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.plan import ResumePlan
 from loadgen.errors import NotAsMeant
-from loadgen.results.spread import Spread
+from loadgen.report.figures import Spread, Target
 from loadgen.rivals.pinned_offload import Snapshot
 
 BESIDE_OFFLOAD, BESIDE_RECOMPUTE = Target(1.05), Target(1.0)

@@ -9,10 +9,9 @@ from app.messages import TurnFinished
 from benchmarks.engine.away import random_tokens
 from benchmarks.engine.live import LiveEngine, LiveTurn
 from benchmarks.engine.loading import load
-from benchmarks.figures import Target
 from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.plan import SessionsPlan
-from loadgen.results.spread import Spread
+from loadgen.report.figures import Spread, Target
 
 ALL = Target(1.0, at_least=True)
 NONE = Target(0.0)

@@ -5,11 +5,10 @@ from random import Random
 from benchmarks.engine.away import Moved, Passer, check_whole, fetch, park, random_tokens
 from benchmarks.engine.live import LiveEngine
 from benchmarks.engine.loading import FEW, load
-from benchmarks.figures import Target
 from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.plan import SwapPlan
 from benchmarks.gpu_check.stages.copies import PlainCopies
-from loadgen.results.spread import Spread
+from loadgen.report.figures import Spread, Target
 
 SHARE = Target(0.9, at_least=True)
 LEAST_S = 4.0

@@ -12,7 +12,7 @@ from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.rivals.vllm import environment, rates_of_vllm, vllm_launch, write_model
 from benchmarks.gpu_check.stages import density
 from benchmarks.gpu_check.stages.decode import AHEAD, CHART, djinn_rates
-from loadgen.results.spread import Spread
+from loadgen.report.figures import Spread
 
 AGENTS_S = 110.0
 """With less time than that the agents are not begun."""

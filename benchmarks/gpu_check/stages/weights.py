@@ -15,14 +15,13 @@ from app.model_store.resolve import ResolvedModel
 from benchmarks.engine.away import random_tokens
 from benchmarks.engine.live import LiveEngine
 from benchmarks.engine.loading import live, make_settings
-from benchmarks.figures import Target
 from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.large_model import MEMORY_SHARE, make_large_model
 from benchmarks.gpu_check.plan import StreamPlan
 from benchmarks.gpu_check.rivals.accelerate import time_accelerate
 from benchmarks.gpu_check.stages.copies import PlainCopies
 from loadgen.experiments.weights.generation import Generation, Timed
-from loadgen.results.spread import Spread
+from loadgen.report.figures import Spread, Target
 
 OF_PINNED = Target(0.9, at_least=True)
 OVER_SWEEP = Target(1.3)

@@ -4,10 +4,11 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from loadgen.errors import LoadgenError
-from loadgen.load.measurement import Measurement, Slo
+from loadgen.errors import LoadgenError, require_at_least
+from loadgen.load.measurement import Measurement
 from loadgen.load.trace import Trace
 from loadgen.load.workload import Workload, plan_trace
+from loadgen.plans import option
 
 ARRIVED = 0.5
 """All agents have arrived, on average, after this share of the shortest thinking time of any of them."""
@@ -24,34 +25,27 @@ class CapacityPlan:
     """
 
     load: Workload
-    least: int = 1
-    most: int = 256
-    rounds: int = 1
-    slo_ttft_s: float = 1.0
-    slo_tpot_s: float = 0.25
-    turn_timeout_s: float = 600.0
+    least: int = option(1, "agents of the first probe")
+    most: int = option(256, "agents beyond which nothing is probed")
+    rounds: int = option(1, "probes of the two numbers at the border; the majority counts")
+    slo_ttft_s: float = option(1.0, "seconds that p95 of resumed first tokens is at most", flag="--slo-ttft")
+    slo_tpot_s: float = option(0.25, "seconds per further token that p95 is at most", flag="--slo-tpot")
+    turn_timeout_s: float = option(600.0, "seconds after which a turn has failed", flag="--turn-timeout")
 
     def __post_init__(self) -> None:
-        for flag, limit in (
-            ("--slo-ttft", self.slo_ttft_s),
-            ("--slo-tpot", self.slo_tpot_s),
-            ("--turn-timeout", self.turn_timeout_s),
-        ):
-            if not 0 < limit < math.inf:
-                raise LoadgenError(f"{flag} must be above 0 and finite, in seconds, not {limit:g}")
-        if self.least < 1:
-            raise LoadgenError(f"--least must be at least 1, not {self.least}")
+        for name in ("slo_ttft_s", "slo_tpot_s", "turn_timeout_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise LoadgenError(f"{name} must be above 0 and finite, in seconds, not {getattr(self, name):g}")
         if self.most < self.least:
-            raise LoadgenError(f"--most must be at least --least, which is {self.least}, not {self.most}")
-        if self.rounds < 1:
-            raise LoadgenError(f"--rounds must be at least 1, not {self.rounds}")
+            raise LoadgenError(f"most must be at least {self.least}, the least, not {self.most}")
+        require_at_least(1, self, "least", "rounds")
         if self.load.turns < 2:
-            raise LoadgenError(f"--turns must be at least 2, for a turn to be resumed, not {self.load.turns}")
+            raise LoadgenError(f"turns must be at least 2, for a turn to be resumed, not {self.load.turns}")
 
     @property
     def measurement(self) -> Measurement:
         """How each probe is measured."""
-        return Measurement(turn_timeout_s=self.turn_timeout_s, slo=Slo(self.slo_ttft_s, self.slo_tpot_s))
+        return Measurement(turn_timeout_s=self.turn_timeout_s, slo_ttft_s=self.slo_ttft_s, slo_tpot_s=self.slo_tpot_s)
 
     @cached_property
     def arrive_within_s(self) -> float:

@@ -1,1 +1,1 @@
-"""The parts of the density experiment: what it reports, and how that is shown."""
+"""How well a server carries many agents that spend most of their time thinking."""

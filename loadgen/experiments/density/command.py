@@ -2,22 +2,24 @@
 
 import argparse
 import asyncio
-from functools import partial
+from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 
-from loadgen.experiments.density.experiment import run_density
-from loadgen.experiments.density.measuring import Plan
-from loadgen.experiments.density.outputs import write_density
-from loadgen.experiments.density.report import of_report
-from loadgen.experiments.density.tables import tables
-from loadgen.load.trace import final_tokens
+from loadgen.experiments.density.experiment import report_of, run_density
+from loadgen.experiments.density.running import Plan
+from loadgen.load.measurement import Measurement
+from loadgen.load.trace import final_tokens, write_trace
 from loadgen.load.workload import plan_trace
-from loadgen.options.common import add_common, finish, make_output, read_corpus, with_origin
-from loadgen.options.measurement import add_measurement_options, read_measurement
+from loadgen.options.common import add_common, finish, make_output, read_corpus
+from loadgen.options.plan_fields import add_plan_options, read_plan
 from loadgen.options.targets import add_targets, read_targets
 from loadgen.options.workload import add_workload_options, read_workload
-from loadgen.results.tables import to_rich
+from loadgen.report.page import write_outputs
+from loadgen.report.report import Report, result_path
+
+TITLE = "Density: agents that generate, think and come back"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -25,13 +27,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_targets(parser, openai=True)
     add_common(parser)
     add_workload_options(parser)
-    add_measurement_options(parser)
+    add_plan_options(parser, Measurement)
 
 
 def run(options: argparse.Namespace, progress: Console) -> int:
     """Run it, print the figures and write the results; returns the exit code. Raises `LoadgenError`."""
-    load, corpus, measurement = read_workload(options), read_corpus(options), read_measurement(options)
+    load, corpus, measurement = read_workload(options), read_corpus(options), read_plan(options, Measurement)
     plan = Plan(load, plan_trace(load), corpus, measurement)
-    targets, folder = read_targets(options, context_tokens=final_tokens(plan.trace)), make_output(options)
-    report = with_origin(asyncio.run(run_density(targets, plan, progress)), options)
-    return finish(report, to_rich(tables(of_report(report))), partial(write_density, report, plan.trace, folder))
+    targets = read_targets(options, context_tokens=final_tokens(plan.trace))
+    make_output(options)
+    found = asyncio.run(run_density(targets, plan, progress))
+
+    def write(report: Report, folder: Path) -> Sequence[Path]:
+        """Also the trace, with which it can be run again."""
+        replay = result_path(folder, "trace", report.started_at, "jsonl")
+        write_trace(plan.trace, replay)
+        return [*write_outputs(report, folder), replay]
+
+    return finish(report_of(plan, found, "density", TITLE), options, write)

@@ -5,50 +5,76 @@ one target after the other: same arrivals, same think times, same text, same num
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 
 from rich.console import Console
 
 from client import DjinnError
 from loadgen.errors import LoadgenError
+from loadgen.experiments.density import rows
 from loadgen.experiments.density.live import WARMS_UP, Watched, watching
-from loadgen.experiments.density.measuring import Attempt, Plan, measure
-from loadgen.experiments.density.reaching import ILL, check_running, unusable
-from loadgen.experiments.density.report import DensityReport, TargetReport
+from loadgen.experiments.density.running import ILL, Attempt, Plan, check_running, measure, unusable
+from loadgen.load.describing import load_in_words
 from loadgen.load.prompts import fingerprint
-from loadgen.load.records import Failure
+from loadgen.load.records import Failure, Run
 from loadgen.load.trace import planned_turns, trace_sha256
-from loadgen.results.inputs import Server, Texts
-from loadgen.stats import spread, summarize
+from loadgen.report.figures import Figure, all_of, none_of
+from loadgen.report.origin import Server, Texts
+from loadgen.report.report import Report
+from loadgen.report.tables import pivot
+from loadgen.stats import Summary, summarize
 from loadgen.targets import TargetSpec
 from loadgen.targets.access import Access
 
-Attempts = dict[str, list[Attempt]]
+After = Callable[[TargetSpec, Attempt], Awaitable[tuple[Figure, ...]]]
+"""What is done on a target after a run, while it is up, and what that comes to."""
 
 
-async def run_density(targets: Sequence[Access], plan: Plan, console: Console) -> DensityReport:
+@dataclass(slots=True)
+class Measured:
+    """What was seen of a target: every repeat, and what they come to together."""
+
+    name: str
+    attempts: list[Attempt] = field(default_factory=list)
+    more: list[Figure] = field(default_factory=list)
+    """What came of `After`."""
+
+    @property
+    def runs(self) -> list[Run]:
+        """Every repeat."""
+        return [attempt.run for attempt in self.attempts]
+
+    def summary(self, plan: Plan) -> Summary:
+        """Of all repeats."""
+        return summarize(self.runs, planned_turns(plan.trace), plan.measurement)
+
+    @property
+    def spec(self) -> TargetSpec:
+        """Where it was, as far as that is known."""
+        return next((a.spec for a in reversed(self.attempts) if a.spec is not None), TargetSpec(self.name, ""))
+
+
+async def run_density(
+    targets: Sequence[Access], plan: Plan, console: Console, after: After | None = None
+) -> list[Measured]:
     """Run the load on every target, as often as it is to be measured.
 
     Raises `LoadgenError` if a target that is up cannot serve the load, before the first run, or if the first target
     cannot be measured at all. One that cannot be measured later costs nothing of what has been, and one that is ill
     is a result: the report says so. Cancelled once a run has begun, it returns what was seen until then.
     """
-    attempts: Attempts = {target.name: [] for target in targets}
+    found = {target.name: Measured(target.name) for target in targets}
     await check_running(targets, plan)
-    with watching(console, tuple(attempts), plan.trace, plan.measurement.repeats) as view:
+    with watching(console, tuple(found), plan.trace, plan.measurement.repeats) as view:
         for repeat, target in _schedule(targets, plan.measurement.repeats):
-            watched = view.begin(target.name, repeat)
-            attempts[target.name].append(await _attempt(target, plan, repeat, watched, attempts, console))
-            if attempts[target.name][-1].run.interrupted:
+            watched, one = view.begin(target.name, repeat), found[target.name]
+            anything = any(each.attempts for each in found.values())
+            one.attempts.append(attempt := Attempt(target.running))
+            await _attempt(target, plan, repeat, watched, attempt, console, after, one, anything)
+            if attempt.run.interrupted:
                 break
-    return DensityReport(
-        seed=plan.load.seed,
-        workload=plan.load,
-        trace_sha256=trace_sha256(plan.trace),
-        measurement=plan.measurement,
-        texts=Texts.of(plan.corpus),
-        targets=tuple(_report(name, done, plan) for name, done in attempts.items() if done),
-    )
+    return [each for each in found.values() if each.attempts]
 
 
 def _schedule(targets: Sequence[Access], repeats: int) -> Iterator[tuple[int, Access]]:
@@ -59,10 +85,17 @@ def _schedule(targets: Sequence[Access], repeats: int) -> Iterator[tuple[int, Ac
 
 
 async def _attempt(
-    target: Access, plan: Plan, repeat: int, watched: Watched, so_far: Attempts, console: Console
-) -> Attempt:
+    target: Access,
+    plan: Plan,
+    repeat: int,
+    watched: Watched,
+    attempt: Attempt,
+    console: Console,
+    after: After | None,
+    one: Measured,
+    anything: bool,
+) -> None:
     """One run. What stands in its way is raised while there is nothing to lose, and else becomes the run's failure."""
-    attempt = Attempt(target.running)
     try:
         async with target.reach() as spec:
             attempt.spec = spec
@@ -70,30 +103,86 @@ async def _attempt(
                 console.print(f"{target.name} shows its sessions at {spec.url}", markup=False)
             watched.says = WARMS_UP
             await measure(attempt, spec, plan, repeat, watched.changed)
+            if after is not None and not attempt.run.interrupted:
+                one.more += await after(spec, attempt)
         await asyncio.sleep(0)  # to stop a server blocks the event loop: a Ctrl-C meanwhile is heard here
     except (DjinnError, LoadgenError) as error:
-        if not _is_something_seen(attempt, so_far) and not isinstance(error, ILL):
+        if not (attempt.has_run or anything) and not isinstance(error, ILL):
             raise unusable(target.name, error) from error
         attempt.run.failures.append(Failure(None, None, 0.0, type(error).__name__, str(error)))
     except asyncio.CancelledError:
-        if not _is_something_seen(attempt, so_far):
+        if not (attempt.has_run or anything):
             raise
         attempt.run.interrupted = True
-    return attempt
 
 
-def _is_something_seen(attempt: Attempt, so_far: Attempts) -> bool:
-    return attempt.has_run or any(so_far.values())
+def report_of(plan: Plan, found: Sequence[Measured], experiment: str, title: str) -> Report:
+    """What was seen of all targets."""
+    summaries = {one.name: one.summary(plan) for one in found}
+    runs = {one.name: one.runs for one in found}
+    planned, measured = planned_turns(plan.trace), plan.measurement
+    figures = [
+        each
+        for one in found
+        for each in (
+            all_of(
+                "turns completed",
+                summaries[one.name].turns_completed,
+                summaries[one.name].turns_planned,
+                {"target": one.name},
+            ),
+            none_of("errors between turns", sum(summaries[one.name].other_errors.values()), {"target": one.name}),
+            *one.more,
+        )
+    ]
+    headlines = [
+        figure
+        for one in found
+        for figure in rows.headlines(
+            one.name, summaries[one.name], [summarize([run], planned, measured) for run in one.runs]
+        )
+    ]
+    budgets = {one.name: room for one in found if one.runs and (room := rows.device_mib(one.runs[0])) is not None}
+    return Report(
+        experiment=experiment,
+        title=title,
+        lead=(load_in_words(plan.load), _measured_in_words(plan)),
+        plan={"workload": asdict(plan.load), "measurement": asdict(measured)},
+        figures=(*figures, *headlines),
+        tables=(
+            pivot(
+                "Side by side",
+                headlines,
+                "target",
+                "In brackets: times the first target's." * (len(found) > 1),
+                ratios=True,
+            ),
+            rows.latency_table(summaries),
+            rows.total_table(summaries),
+            rows.moved_table(summaries),
+            rows.failure_table(runs),
+            *rows.raw_tables(runs, measured.warmup_s),
+            rows.wait_table(summaries),
+        ),
+        charts=tuple(rows.charts(list(summaries), budgets)),
+        servers=tuple(Server.of(one.spec) for one in found),
+        texts=Texts.of(plan.corpus),
+        inputs={
+            "trace_sha256": trace_sha256(plan.trace),
+            **{
+                f"prompts_sha256 of {one.name}": fingerprint([agent for each in one.attempts for agent in each.prompts])
+                for one in found
+            },
+        },
+        interrupted=any(run.interrupted for every in runs.values() for run in every),
+    )
 
 
-def _report(name: str, attempts: Sequence[Attempt], plan: Plan) -> TargetReport:
-    planned, measurement = planned_turns(plan.trace), plan.measurement
-    spec = next((attempt.spec for attempt in reversed(attempts) if attempt.spec is not None), TargetSpec(name, ""))
-    runs = tuple(attempt.run for attempt in attempts)
-    return TargetReport(
-        server=Server.of(spec),
-        prompts_sha256=fingerprint([agent for attempt in attempts for agent in attempt.prompts]),
-        runs=runs,
-        summary=summarize(runs, planned, measurement),
-        spread=spread([summarize([run], planned, measurement) for run in runs]),
+def _measured_in_words(plan: Plan) -> str:
+    measured = plan.measurement
+    limits = {"TTFT": measured.slo_ttft_s, "time per output token": measured.slo_tpot_s}
+    good = " and ".join(f"{what} within {1000 * limit:g} ms" for what, limit in limits.items() if limit is not None)
+    return (
+        f"{measured.repeats} {'repeat' if measured.repeats == 1 else 'repeats'}, warm-up of {measured.warmup_s:g} s"
+        + (f"; a turn is good with {good}." if good else ".")
     )

@@ -2,38 +2,35 @@
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from loadgen.experiments.density.progress import Follower, Progress
-from loadgen.experiments.density.wording import block, summary_line, told
 from loadgen.load.records import Run
-from loadgen.load.trace import Trace
+from loadgen.load.trace import Trace, planned_turns
 from loadgen.load.turn_clock import TurnClock
+from loadgen.report.text import duration
 
 DRAW_EVERY_S = 0.5
 """Drawing takes time from the clock that measures: twice a second is often enough to watch."""
-
 TELL_EVERY_S = 5.0
 """Where there is no terminal, a line this often."""
-
-
 STARTS = "the server starts"
 WARMS_UP = "the server is up and warms up with a turn that is not measured"
+TIERS, MOVING = ("device", "host", "disk"), "moving"
+BAR_WIDTH = 24
 
 
 class Watched:
     """A run that is shown. Its clock is set by the first change. `says` tells what happens until then."""
 
-    def __init__(self, target: str, title: str, follower: Follower) -> None:
-        self.target = target
-        self.title = title
+    def __init__(self, title: str, trace: Trace) -> None:
         self.says = STARTS
-        self._follower = follower
+        self._title, self._trace = title, trace
         self._run: Run | None = None
         self._in_flight: Collection[TurnClock] = ()
         self._started = 0.0
@@ -44,22 +41,48 @@ class Watched:
             self._started = time.perf_counter()
         self._run, self._in_flight = run, in_flight
 
-    def look(self) -> Progress | None:
-        """How far it is, and once it is over, how far it came; None before it begins."""
-        if self._run is None:
-            return None
-        events = sum(len(clock.token_times_s) for clock in tuple(self._in_flight))
-        return self._follower.look(self._run, self._run.duration_s or time.perf_counter() - self._started, events)
+    def told(self) -> str:
+        """How far it is, in one line."""
+        run = self._run
+        if run is None:
+            return f"{self._title}: {self.says}"
+        now_s = run.duration_s or time.perf_counter() - self._started
+        planned, turns = planned_turns(self._trace), tuple(run.turns)
+        failed = sum(failure.turn is not None for failure in tuple(run.failures))
+        arrived = sum(agent.arrival_s <= now_s for agent in self._trace)
+        resumed = [turn.ttft_s for turn in turns if turn.turn > 0]
+        waits = "p50 {:,.0f} ms, p99 {:,.0f} ms".format(*1000 * np.percentile(resumed, (50, 99))) if resumed else "-"
+        tokens = sum(turn.cost.completion_tokens for turn in turns)
+        tokens += sum(len(clock.token_times_s) for clock in tuple(self._in_flight))
+        sessions = by_tier(run.samples[-1].sessions) if run.samples and run.samples[-1].sessions else {}
+        done = (len(turns) + failed) / planned
+        left = f", about {duration(now_s / done - now_s)} left" if 0.05 < done < 1 else ""
+        return (
+            f"{self._title}: {len(turns):,} of {planned:,} turns, {failed:,} failed; "
+            f"{arrived:,} of {len(self._trace):,} agents arrived, {len(self._in_flight):,} turns under way; "
+            f"resumed TTFT {waits}; {tokens:,} tokens, {tokens / max(now_s, 1e-3):,.0f} tokens/s; "
+            + (f"sessions: {', '.join(f'{tier} {count}' for tier, count in sessions.items())}; " if sessions else "")
+            + f"{duration(now_s)}{left}"
+        )
+
+    def bar(self) -> str:
+        """How much of it is over."""
+        done = 0 if self._run is None else len(self._run.turns)
+        return ("█" * round(BAR_WIDTH * done / planned_turns(self._trace))).ljust(BAR_WIDTH, "·")
+
+
+def by_tier(sessions: Mapping[str, int]) -> dict[str, int]:
+    """Sessions in each tier, and those on their way from one to another, which Djinn counts by where they go."""
+    resting = {tier: sessions.get(tier, 0) for tier in TIERS}
+    return {**resting, MOVING: sum(sessions.values()) - sum(resting.values())}
 
 
 class LiveView:
     """What is known of each of `targets`, which run `repeats` times. `begin` each run; the rest happens by itself."""
 
     def __init__(self, targets: Sequence[str], trace: Trace, repeats: int) -> None:
-        self._targets = tuple(targets)
-        self._trace = trace
-        self._repeats = repeats
-        self._last: dict[str, Progress] = {}
+        self._shown: dict[str, Watched | None] = dict.fromkeys(targets)
+        self._trace, self._repeats = trace, repeats
         self._current: Watched | None = None
 
     def begin(self, target: str, repeat: int) -> Watched:
@@ -68,30 +91,24 @@ class LiveView:
         Returns what is to be told when the run has changed.
         """
         title = f"{target}, run {repeat + 1} of {self._repeats}" if self._repeats > 1 else target
-        self._current = Watched(target, title, Follower(self._trace))
+        self._current = self._shown[target] = Watched(title, self._trace)
         return self._current
 
-    def look(self) -> tuple[str, Progress | str]:
-        """The run that is on, by its title, and how far it is; before it begins, what happens."""
-        watched = self._current
-        if watched is None:
-            return "", ""
-        progress = watched.look()
-        if progress is not None:
-            self._last[watched.target] = progress
-        return watched.title, progress or watched.says
+    def told(self) -> str:
+        """The run that is on; empty before the first."""
+        return "" if self._current is None else self._current.told()
 
     def draw(self) -> Group:
-        """A block for the target that runs, a line for every other."""
-        title, progress = self.look()
-        current = None if self._current is None else self._current.target
-        blocks: list[Text] = []
-        for target in self._targets:
-            if target == current:
-                blocks += block(title, progress)
-            else:
-                blocks.append(summary_line(target, self._last.get(target)))
-        return Group(*blocks)
+        """A line for every target, and a bar for the one that runs."""
+        lines: list[Text] = []
+        for target, watched in self._shown.items():
+            if watched is None:
+                lines.append(Text(f"{target}  waits", "dim"))
+                continue
+            lines.append(Text(watched.told()))
+            if watched is self._current:
+                lines.append(Text(watched.bar(), "cyan"))
+        return Group(*lines)
 
 
 @contextmanager
@@ -100,10 +117,15 @@ def watching(console: Console, targets: Sequence[str], trace: Trace, repeats: in
     terminal.
     """
     view = LiveView(targets, trace, repeats)
+
+    def tell() -> None:
+        if line := view.told():
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     if not console.is_terminal:
-        with _every(TELL_EVERY_S, lambda: _tell(console, view)):
+        with _every(TELL_EVERY_S, tell):
             yield view
-        _tell(console, view)
+        tell()
         return
     with Live(view.draw(), console=console, auto_refresh=False) as live:
         try:
@@ -111,12 +133,6 @@ def watching(console: Console, targets: Sequence[str], trace: Trace, repeats: in
                 yield view
         finally:
             live.update(view.draw(), refresh=True)
-
-
-def _tell(console: Console, view: LiveView) -> None:
-    title, progress = view.look()
-    if title:
-        console.print(told(title, progress), markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""Parts of the `kv` experiment: what a session's KV is made of, and what it costs to keep and to move."""
+"""What a session's KV is made of, and what it costs to keep and to move."""

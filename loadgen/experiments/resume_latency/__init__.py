@@ -1,1 +1,1 @@
-"""Parts of the resume-latency experiment: one paused session, and three ways to be back where it was."""
+"""A stopped computation brought back, recomputed, and copied by hand."""

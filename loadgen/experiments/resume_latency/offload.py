@@ -12,8 +12,7 @@ from pathlib import Path
 from client import MemoryMap
 from client.models import Model
 from loadgen.errors import LoadgenError
-from loadgen.experiments.resume_latency.findings import Sample, Way
-from loadgen.experiments.resume_latency.plan import Cell
+from loadgen.experiments.resume_latency.plan import Cell, Sample, Way
 from loadgen.load.prompts import TokenIds
 from loadgen.peers.dtypes import ELEMENT_BYTES
 from loadgen.processes.line_process import LineProcess, line_process
@@ -81,8 +80,7 @@ class HandWrittenOffload:
         found = await self._process.ask({"layer": cell.layer})
         return Sample(
             Way.OFFLOAD,
-            cell.length,
-            cell.layer,
+            cell,
             repeat,
             standing_s=found["standing_s"],
             token_s=found["token_s"],

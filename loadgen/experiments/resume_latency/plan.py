@@ -1,14 +1,23 @@
-"""What the experiment does, decided before it runs."""
+"""What the experiment does, and what one of its samples is."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from loadgen.errors import LoadgenError, require_at_least
-from loadgen.experiments.resume_latency.findings import Way
+from loadgen.plans import option
 
-DEPTHS = (2.5, 25.0, 50.0, 75.0, 100.0)
-LENGTHS = (256, 512, 1024, 2048)
+
+class Way(StrEnum):
+    """How the model comes to stand where it was."""
+
+    RECOMPUTE = "recompute"
+    """A fresh session is sent the whole history, and computes it up to the layer."""
+    OFFLOAD = "hand-written offload"
+    """A script copies the KV from host memory back to where attention reads it, and the residual stream."""
+    DJINN = "Djinn"
+    """The paused session is called back from the host tier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +28,12 @@ class ResumePlan:
     Raises `LoadgenError` if a value is outside its range.
     """
 
-    lengths: tuple[int, ...] = LENGTHS
-    depths: tuple[float, ...] = DEPTHS
-    repeats: int = 5
-    seed: int = 0
+    lengths: tuple[int, ...] = option((256, 512, 1024, 2048), "tokens of the sessions", quick=(128, 512))
+    depths: tuple[float, ...] = option(
+        (2.5, 25.0, 50.0, 75.0, 100.0), "where to pause, in %% of the layers", quick=(2.5, 50.0, 100.0)
+    )
+    repeats: int = option(5, "samples of each way and place", quick=2)
+    seed: int = option(0, "of texts")
 
     def __post_init__(self) -> None:
         if not self.lengths or min(self.lengths) < 2 or len(set(self.lengths)) < len(self.lengths):
@@ -33,16 +44,34 @@ class ResumePlan:
         require_at_least(0, self, "seed")
 
 
-QUICK = ResumePlan(lengths=(128, 512), depths=(2.5, 50.0, 100.0), repeats=2)
-"""About a minute for a small model on two cores."""
-
-
 @dataclass(frozen=True, slots=True)
 class Cell:
     """A pause after `layer` of a session of `length` tokens."""
 
     length: int
     layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One way back to the cell. Times in seconds.
+
+    `standing_s`: until the model stands there with all KV in place. `token_s`: from the start until the next token
+    `token_id`, which the hand-written offload does not have without a model. `bytes`: of KV that were brought back, or
+    recomputed. The rest is what the server tells of a resume from the host tier: the dispatch of the command, the copy
+    of the KV, and the way back of the residual stream. None where it does not tell.
+    """
+
+    way: Way
+    cell: Cell
+    repeat: int
+    standing_s: float
+    token_s: float | None
+    token_id: int | None
+    bytes: int
+    dispatch_s: float | None = None
+    copy_s: float | None = None
+    checkpoint_s: float | None = None
 
 
 def choose_layers(num_layers: int, depths: Sequence[float]) -> tuple[int, ...]:
@@ -65,9 +94,3 @@ def checked_cells(lengths: Sequence[int], layers: Sequence[int]) -> tuple[Cell, 
     history in the first repeat, and can be compared.
     """
     return tuple(Cell(length, layers[place % len(layers)]) for place, length in enumerate(lengths))
-
-
-def order_of_ways(ways: Sequence[Way], repeat: int, cell: int) -> tuple[Way, ...]:
-    """The ways for one cell: each is first as often as the others, so that what drifts falls on all alike."""
-    first = (repeat + cell) % len(ways)
-    return (*ways[first:], *ways[:first])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from client import AsyncSession, AsyncTurnStream, Turn
 from loadgen.errors import NotAsMeant
 from loadgen.experiments.resume_latency.away import Passers, fetch
-from loadgen.experiments.resume_latency.findings import Sample, Way
-from loadgen.experiments.resume_latency.plan import Cell
-from loadgen.experiments.resume_latency.server_clock import ServerClock
+from loadgen.experiments.resume_latency.plan import Cell, Sample, Way
 from loadgen.load.prompts import TokenIds
 from loadgen.load.stopwatch import Stopwatch
 from loadgen.targets.subject import Subject, greedy
 
+DISPATCH = "djinn_resume_dispatch_seconds"
+CHECKPOINT = "djinn_checkpoint_restore_seconds"
 PAUSE_TIMEOUT_S = 3600.0
 """Longer than a sample takes: only the experiment ends its pauses."""
 
@@ -55,7 +57,7 @@ async def recompute(subject: Subject, cell: Cell, repeat: int, prompts: tuple[To
         async with session.stream(**greedy(prompts[1], 1)) as stream:
             token_s, turn = await _first_token(stream, watch)
         _check_uncached(turn)
-    return Sample(Way.RECOMPUTE, cell.length, cell.layer, repeat, standing_s, token_s, turn.token_ids[0], kv_bytes)
+    return Sample(Way.RECOMPUTE, cell, repeat, standing_s, token_s, turn.token_ids[0], kv_bytes)
 
 
 async def call_back(subject: Subject, passers: Passers, cell: Cell, repeat: int, prompt: TokenIds) -> Sample:
@@ -72,17 +74,41 @@ async def call_back(subject: Subject, passers: Passers, cell: Cell, repeat: int,
         standing_s = await fetch(session)
         _check_copied(session, back, computed * kv_bytes)
         await passers.send_away(session)
-        back, before = session.info.usage.bytes_in, await ServerClock.read(subject)
+        back, before = session.info.usage.bytes_in, await _server_clock(subject)
         watch = Stopwatch()
         async with session.resume_stream(until="end") as stream:
             token_s, turn = await _first_token(stream, watch)
-        split = before.until(await ServerClock.read(subject))
+        dispatch_s, copy_s, checkpoint_s = _differences(before, await _server_clock(subject))
         await session.refresh()
         _check_copied(session, back, computed * kv_bytes)
-    if split.checkpoint_s is None:
+    if checkpoint_s is None:
         raise NotAsMeant("the server does not tell how long the residual stream took to come back")
-    standing_s += split.checkpoint_s
-    return Sample(Way.DJINN, cell.length, cell.layer, repeat, standing_s, token_s, turn.token_ids[0], kv_bytes, split)
+    standing_s += checkpoint_s
+    token_id = turn.token_ids[0]
+    return Sample(Way.DJINN, cell, repeat, standing_s, token_s, token_id, kv_bytes, dispatch_s, copy_s, checkpoint_s)
+
+
+Clock = tuple[float | None, ...]
+
+
+async def _server_clock(subject: Subject) -> Clock:
+    """Seconds since the server started, by its own clocks, of dispatching resumes, of copies of KV to the device, and
+    of bringing back residual streams; None where it does not tell. Raises `DjinnError`.
+    """
+    metrics, memory = await subject.metrics(), await subject.memory()
+    return _sum(metrics, DISPATCH), memory.moves["in"].seconds, _sum(metrics, CHECKPOINT)
+
+
+def _sum(metrics: str, name: str) -> float | None:
+    """The sum of histogram `name` in the text of `/metrics`; None if there is no such one."""
+    families = text_string_to_metric_families(metrics)
+    sums = [each.value for family in families for each in family.samples if each.name == f"{name}_sum"]
+    return sum(sums) if sums else None
+
+
+def _differences(before: Clock, after: Clock) -> Clock:
+    """What was added between two readings; exact while no other client uses the server."""
+    return tuple(None if old is None or new is None else new - old for old, new in zip(before, after, strict=True))
 
 
 async def _first_token(stream: AsyncTurnStream, watch: Stopwatch) -> tuple[float, Turn]:

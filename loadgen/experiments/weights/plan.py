@@ -1,20 +1,38 @@
-"""What the experiment does, decided before it runs."""
+"""What the experiment does, the servers that it starts, and what one of its samples is."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
 
 from loadgen.errors import LoadgenError, require_at_least
-from loadgen.experiments.weights.findings import Way
-from loadgen.results.text import MIB
+from loadgen.experiments.weights.sizes import ModelBytes
+from loadgen.peers.base import ServerSettings
+from loadgen.peers.djinn import DjinnPeer
+from loadgen.peers.serving import ManagedTarget
+from loadgen.plans import option
+from loadgen.report.text import MIB
 
 SPARE_TOKENS = 32
 """Of each session: blocks have 16 tokens."""
 LEAST_PROMPT = 2
 FEWEST_TOKENS = 2
 """The first is no decode step."""
+LEAST_STEP_TOKENS = 512
+"""The server's own default."""
 
-READING = (Way.STREAMED, Way.DOUBLE_BUFFER, Way.ACCELERATE, Way.PLAIN)
-"""Whose weights come from files."""
+
+class Way(StrEnum):
+    """Who computes with weights that are not on the device."""
+
+    STREAMED = "Djinn, streamed"
+    RESIDENT = "Djinn, resident"
+    """With all weights on the device: what streaming is held against."""
+    DOUBLE_BUFFER = "hand-written double buffer"
+    ACCELERATE = "Accelerate"
+    PLAIN = "plain copies"
+    """Of what the double buffer streams in a pass, and nothing else: no way gets weights faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +46,11 @@ class Cell:
         sessions = "1 session" if self.batch == 1 else f"{self.batch} sessions"
         return f"{sessions}, cold" if self.cold else sessions
 
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """Those that take part in it: where a disk is waited for, those that read from one."""
+        return tuple(way for way in Way if not self.cold or way is not Way.RESIDENT)
+
 
 @dataclass(frozen=True, slots=True)
 class WeightsPlan:
@@ -37,13 +60,13 @@ class WeightsPlan:
     Raises `LoadgenError` if a value is outside its range.
     """
 
-    batches: tuple[int, ...] = (1, 8, 32)
-    prompt: int = 1024
-    tokens: int = 32
-    repeats: int = 5
-    cold: bool = False
+    batches: tuple[int, ...] = option((1, 8, 32), "sessions at once", quick=(1, 8))
+    prompt: int = option(1024, "tokens of prompt that the sessions of a batch share out", quick=128)
+    tokens: int = option(32, "tokens generated in each session", quick=8)
+    repeats: int = option(5, "how often each way is measured", quick=2)
+    cold: bool = option(False, "the smallest batch also with weights that come from the disk")
     chunks: tuple[int, ...] = tuple(size * MIB for size in (16, 32, 64, 128, 256, 512))
-    seed: int = 0
+    seed: int = option(0, "of texts")
 
     def __post_init__(self) -> None:
         for name in ("batches", "chunks"):
@@ -72,16 +95,66 @@ class WeightsPlan:
         return max((self.prompt_tokens(batch) + self.tokens + SPARE_TOKENS) * (batch + 1) for batch in self.batches)
 
 
-QUICK = WeightsPlan(batches=(1, 8), prompt=128, tokens=8, repeats=2)
-"""About a minute for a small model on two cores."""
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One batch in one way. What a way does not have is None.
+
+    `first_s`: until every session has its first token. `tokens_per_s`: of all together, from then on. `bytes_per_s`: of
+    weights that came to the device meanwhile. `answer`: a hash of what was said.
+    """
+
+    way: Way
+    cell: Cell
+    repeat: int
+    first_s: float | None = None
+    tokens_per_s: float | None = None
+    bytes_per_s: float | None = None
+    answer: str | None = None
 
 
-def ways_of(cell: Cell, ways: Sequence[Way]) -> tuple[Way, ...]:
-    """Those of `ways` that take part in it: where a disk is waited for, those that read from one."""
-    return tuple(way for way in ways if not cell.cold or way in READING)
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """`budget` bytes of weights may be on the device. `folder` is a scratch folder on a disk."""
+
+    settings: ServerSettings
+    model_bytes: ModelBytes
+    budget: int
+    folder: Path
+
+    def servers(self, plan: WeightsPlan) -> list[ManagedTarget]:
+        """Djinn with its weights streamed, and with all of them on the device."""
+        flags = {"--weights-device": str(self.budget)}
+        return [self._server("djinn-streamed", plan, flags), self._server("djinn-resident", plan, {})]
+
+    def chunked_servers(self, plan: WeightsPlan) -> list[ManagedTarget]:
+        """Djinn with its weights streamed, in copies of each size."""
+        flags = {"--weights-device": str(self.budget)}
+        return [self._server(f"djinn-chunk-{size}", plan, {**flags, "--chunk-size": str(size)}) for size in plan.chunks]
+
+    def for_programs(self) -> Mapping[str, Any]:
+        """What the programs beside the servers are told."""
+        return {
+            "model": str(self.settings.model),
+            "dtype": self.settings.dtype,
+            "budget_bytes": self.budget,
+            "folder": str(self.folder),
+        }
+
+    def weight_files(self) -> Iterator[Path]:
+        """All files that anybody here reads weights from."""
+        yield from self.settings.model.glob("*.safetensors")
+        yield from (path for path in self.folder.rglob("*") if path.is_file())
+
+    def _server(self, name: str, plan: WeightsPlan, flags: Mapping[str, str]) -> ManagedTarget:
+        """A pass computes a whole prompt or a token of each session. A CPU's file lies in the scratch folder."""
+        common = {
+            "--max-step-tokens": str(max(plan.prompt, LEAST_STEP_TOKENS)),
+            "--max-draft-tokens": "0",
+            "--cache-dir": str(self.folder / "cache"),
+        }
+        return ManagedTarget(name, DjinnPeer(name, policy="signal", flags={**common, **flags}), self.settings)
 
 
-def order_of_ways(ways: Sequence[Way], repeat: int, cell: int) -> tuple[Way, ...]:
+def in_turn(ways: Sequence[Way], turn: int) -> tuple[Way, ...]:
     """The ways for one cell: each is first as often as the others, so that what drifts falls on all alike."""
-    first = (repeat + cell) % len(ways)
-    return (*ways[first:], *ways[:first])
+    return (*ways[turn % len(ways) :], *ways[: turn % len(ways)])

@@ -1,1 +1,1 @@
-"""The parts of the experiment with breakpoints: what is done, what was seen, and how it is told."""
+"""Breakpoints between layers: what they change, and what they cost."""

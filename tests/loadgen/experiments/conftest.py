@@ -1,45 +1,40 @@
 """Experiments run from their command line, and the files that they leave."""
 
-import json
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
-import jsonschema
+import orjson
 import pytest
 from matplotlib.figure import Figure
 
 import client
-from loadgen.results import page
-from loadgen.results.files import Result, read_result
-from loadgen.results.schema import json_schema
+from loadgen.report import page
+from loadgen.report.report import Report, read_report
 from tests.processes import hear_interrupts
 from tests.serving import serve
 
-R = TypeVar("R", bound=Result)
 TIMEOUT_S = 60
 
 
-def result(folder: Path, kind: type[R]) -> R:
-    """The only one in `folder`."""
+def result(folder: Path, *words: str) -> Report:
+    """The only one in `folder`. Its page has these words, and its charts are pictures too. Nothing in it is no JSON."""
     (path,) = folder.glob("*-*.json")
-    return read_result(path, kind)
-
-
-def raw_result(folder: Path, kind: type[Result], *words: str) -> dict[str, Any]:
-    """The same as it is written, by its schema. Its page has these words, and its figures are pictures too."""
-    (path,) = folder.glob("*-*.json")
-    written: dict[str, Any] = json.loads(path.read_text())
-    jsonschema.validate(written, json_schema(kind))
-    read_result(path, kind)
+    orjson.loads(path.read_bytes())
     text = path.with_suffix(".html").read_text()
     assert [word for word in words if word not in text] == []
-    assert text.count("<svg") == len(list(folder.glob("*.png"))) > 0
-    return written
+    assert text.count("<svg") == len(list(folder.glob("*.png")))
+    return read_report(path)
+
+
+def value(report: Report, name: str, **by: str) -> float:
+    """The median of a figure."""
+    spread = report.figure(name, **by).spread
+    assert spread is not None
+    return spread.median
 
 
 def sessions_on(url: str) -> list[client.Session]:
@@ -69,11 +64,11 @@ def interrupt(arguments: Sequence[str], under_way: Callable[[], bool]) -> str:
 @pytest.fixture(scope="module", autouse=True)
 def _coarse_pictures() -> Iterator[None]:
     """To draw well takes longer than so small a run, and to draw each figure of a page again as a picture beside it.
-    The tests of `loadgen/results` look at both.
+    The tests of `loadgen/report` look at both.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "set_layout_engine", lambda *layout, **options: None)
-        patch.setattr(page, "to_png", lambda figure, path: path.touch())
+        patch.setattr(page, "to_png", lambda _chart, _tables, path: path.touch())
         yield
 
 

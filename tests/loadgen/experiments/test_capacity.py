@@ -12,20 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.cli import main
-from loadgen.experiments.capacity.hosting import hosting
-from loadgen.experiments.capacity.limits import misses
 from loadgen.experiments.capacity.plan import CapacityPlan
-from loadgen.experiments.capacity.report import CapacityReport, Probe, TargetReport
+from loadgen.experiments.capacity.probing import Probe, hosting, misses
 from loadgen.experiments.capacity.search import Search
 from loadgen.load.records import Failure, Run, TurnCost, TurnRecord
 from loadgen.load.think import Uniform
 from loadgen.load.workload import Workload, plan_trace
 from loadgen.stats import summarize
 from loadgen.targets import TargetSpec
-from tests.loadgen.experiments.conftest import interrupt, raw_result, result, sessions_on
+from tests.loadgen.experiments.conftest import interrupt, result, sessions_on, value
 from tests.serving import serve
 
-PLAN = CapacityPlan(Workload(turns=3, completion_tokens=11), least=2, most=8, rounds=3)
+PLAN = CapacityPlan(load=Workload(turns=3, completion_tokens=11), least=2, most=8, rounds=3)
 
 
 def turn(agent: int, number: int, ttft_s: float = 0.1, tpot_s: float = 0.05) -> TurnRecord:
@@ -47,14 +45,14 @@ def probe(agents: int, ttft_s: float, tpot_s: float = 0.05, failures: Sequence[F
     run = run_of(agents, ttft_s, tpot_s, failures)
     summary = summarize([run], 3 * agents, PLAN.measurement)
     missed = misses(summary, PLAN)
-    return Probe(agents, 0, summary.succeeded and not missed, False, missed, "0" * 64, "1" * 64, run, summary)
+    return Probe(agents, summary.succeeded and not missed, False, missed, run, summary)
 
 
 THINKING = Workload(turns=4, think=Uniform(10.0, 20.0), context=256)
 
 
 def test_all_agents_are_there_together_and_more_do_the_same_in_the_same_time() -> None:
-    few, many = (CapacityPlan(THINKING).load_of(agents) for agents in (8, 256))
+    few, many = (CapacityPlan(load=THINKING).load_of(agents) for agents in (8, 256))
     for load in (few, many):
         trace = plan_trace(load)
         ends = [agent.arrival_s + sum(turn.think_s or 0.0 for turn in agent.turns) for agent in trace]
@@ -130,8 +128,7 @@ def capacity(output: Path, *arguments: str) -> int:
     return main(["capacity", *LOAD, "--output", str(output), *arguments])
 
 
-def found(target: TargetReport) -> tuple[int | None, int | None]:
-    return target.findings.held, target.findings.failed
+PROBES = "Probes"
 
 
 def test_the_number_that_a_server_holds_is_found(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,15 +136,12 @@ def test_the_number_that_a_server_holds_is_found(url: str, tmp_path: Path, capsy
     with serve(max_sessions=2) as small:
         assert capacity(tmp_path, "--target", f"two={small}", "--target", f"many={url}") == 0
         assert sessions_on(small) == sessions_on(url) == []
-    two, many = result(tmp_path, CapacityReport).targets
-    assert (found(two), found(many)) == ((2, 3), (4, None))
-    assert [probe.agents for probe in two.findings.probes] == [1, 2, 4, 3]
-    failed = [probe.summary.turn_errors.keys() for probe in two.findings.probes if not probe.held]
-    assert failed == 2 * [{"RateLimited"}]
+    found = result(tmp_path, f"1 to 4 agents, {TURNS} turns each", "RateLimited")
+    assert [value(found, "agents held", target=name) for name in ("two", "many")] == [2, 4]
+    assert [row["agents"] for row in found.rows(PROBES) if row["target"] == "two"] == [1, 2, 4, 3]
     shown = capsys.readouterr().err
     assert "two, probe 4, 3 agents (2 held, 4 failed)" in shown
     assert "two: 3 agents failed: " in shown
-    raw_result(tmp_path, CapacityReport, f"1 to 4 agents, {TURNS} turns each")
 
 
 @pytest.mark.long
@@ -156,6 +150,6 @@ def test_an_interrupted_search_leaves_its_probes(url: str, tmp_path: Path) -> No
     thinking = ["--turns", "2", "--think", "1:1", "--output", str(tmp_path)]
     command = ["capacity", "--target", f"one={url}", *LOAD, *thinking]
     interrupt(command, lambda: [each.info.phase for each in sessions_on(url)] == 2 * ["io_wait"])
-    (target,) = result(tmp_path, CapacityReport).targets
-    assert target.findings.interrupted
-    assert [(probe.agents, probe.held) for probe in target.findings.probes] == [(1, True)]
+    found = result(tmp_path)
+    assert found.interrupted
+    assert [row["agents"] for row in found.rows(PROBES)] == [1]

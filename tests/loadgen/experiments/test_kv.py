@@ -1,24 +1,26 @@
-"""`loadgen kv`: what a session's KV is made of, codecs and links, and the experiment on a real server."""
+"""`loadgen kv`: what a session's KV is made of, codecs and links, and sessions that move to another server."""
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.numpy import load
 
-import client
 from loadgen.cli import main
-from loadgen.experiments.kv.report import KVReport
-from tests.loadgen.experiments.conftest import raw_result, sessions_on
+from loadgen.experiments.kv.moving import JOURNEYS
+from loadgen.report.report import Report
+from tests.loadgen.experiments.conftest import result, sessions_on, value
 from tests.serving import serve
 
 TOKENS, REPEATS, DECODED = 64, 2, 8
-LOAD = f"--tokens {TOKENS} --repeats {REPEATS} --decoded {DECODED} --seed 3 --link wire=0.001 --link bus=100".split()
+LENGTHS = (32, 100)
+LOAD = f"--tokens {TOKENS} --repeats {REPEATS} --decoded {DECODED} --seed 3 --link wire=0.001,bus=100".split()
+MOVED = "moved sessions that say what they say where they were"
 
 
 def kv(output: Path, *arguments: str) -> int:
-    return main(["kv", *LOAD, "--output", str(output), *arguments])
+    return main(["kv", *LOAD, "--lengths", "32,100", "--output", str(output), *arguments])
 
 
 @pytest.fixture(scope="module")
@@ -29,62 +31,35 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def target(url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The second of two runs, which finds what the first has left on the server."""
-    kv(tmp_path_factory.mktemp("first"), "--target", f"djinn={url}")
+def found(url: str, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """The second of two runs, which finds what the first has left on the servers."""
     folder = tmp_path_factory.mktemp("results")
-    assert kv(folder, "--target", f"djinn={url}") == 0
+    with serve(state_dir=tmp_path_factory.mktemp("goal"), kv_disk=16 << 20) as goal:
+        kv(folder / "first", "--target", f"djinn={url}", "--to", f"goal={goal}")
+        assert kv(folder / "second", "--target", f"djinn={url}", "--to", f"goal={goal}") == 0
+        assert sessions_on(url) == sessions_on(goal) == []
     headings = ("What KV is made of", "How a session grows", "How long a session takes to move", "What fp8 loses")
-    (found,) = raw_result(folder, KVReport, *headings)["targets"]
-    assert isinstance(found, dict)
-    assert found["findings"]["failures"] == []
-    assert sessions_on(url) == []
-    return found
+    return result(folder / "second", *headings, "wire", "bus", "TCP loopback")
 
 
-def test_structure_is_that_of_an_exported_session(target: dict[str, Any], url: str, tmp_path: Path) -> None:
-    """Held against a session exported here, and read by the safetensors library."""
-    with client.Djinn(url) as djinn, djinn.sessions.create() as session:
-        session.generate(token_ids=list(range(5, 5 + TOKENS)), max_tokens=1)
-        session.export_to(tmp_path / "session")
-        memory, (model,) = djinn.memory(), djinn.models()
-    array = load((tmp_path / "session").read_bytes())["kv"]
-    structure = target["findings"]["structure"]
-    assert (structure["model"], structure["max_model_len"]) == (model.id, model.max_model_len)
-    assert tuple(structure["file_shape"]) == array.shape
-    assert (structure["layers"], 2, structure["kv_heads"], 16, structure["head_dim"]) == array.shape[1:]
-    assert structure["block_bytes"] == memory.data.block_bytes == array[0].nbytes
-    assert structure["device_bytes"] == memory.data.device.total_bytes
-    assert target["growth"][0] == {
-        "tokens": 128,
-        "bytes": 8 * array[0].nbytes,
-        "on_device": memory.data.device.total_bytes // (8 * array[0].nbytes),
-        "on_host": memory.data.host.total_bytes // (8 * array[0].nbytes),
-    }
-
-
-def test_sessions_were_copied_each_way_over_loopback_and_through_every_codec(target: dict[str, Any]) -> None:
-    findings = target["findings"]
-    size = TOKENS // 16 * findings["structure"]["block_bytes"]
-    copies = [(copy["direction"], copy["bytes"]) for copy in findings["copies"]]
-    assert copies == [("out", size)] * REPEATS + [("in", size), ("from_disk", size)] * REPEATS
-    assert all(copy["seconds"] > 0 for copy in findings["copies"])
-    measured = [link["name"] for link in target["links"] if link["measured"]]
-    assert measured == ["device to host", "host to device", "disk to host", "TCP loopback"]
-    assert findings["loopback"]["bytes"] == findings["structure"]["file_bytes"]
-    codecs = [found["codec"] for found in findings["compressions"]]
+def test_structure_codecs_and_fp8_are_measured(found: Report) -> None:
+    assert value(found, "blocks of the server that are those of the file") == 1
+    codecs = [row["codec"] for row in found.rows("Making it smaller")]
     assert codecs == ["zlib -1", "zlib -6", "zstd -3", "lz4", "fp8 e4m3"]
-    assert {found["raw_bytes"] for found in findings["compressions"]} == {size}
-    assert findings["compressions"][-1]["packed_bytes"] * 4 == size
-    assert len(target["payoffs"]) == len(target["links"]) * len(codecs)
+    for row in found.rows("What fp8 loses"):
+        # Three bits of mantissa: half of the last is at most a sixteenth.
+        assert 0 < float(row["relative error"].rstrip("%")) < 100 / 16
+    assert 0 <= value(found, "tokens said with KV of eight bits as with its own") <= DECODED
 
 
-def test_rounded_kv_is_asked_for_an_answer(target: dict[str, Any]) -> None:
-    error, answers = target["findings"]["fp8_error"], target["findings"]["fp8_answers"]
-    for half in (error["keys"], error["values"]):
-        assert len(half["layers"]) == target["findings"]["structure"]["layers"]
-        assert 0 < half["relative"] < 2**-4  # three bits of mantissa: half of the last is at most a sixteenth
-    assert len(answers["exact"]) == len(answers["rounded"]) == DECODED
+def test_every_session_says_what_it_would_have_said_where_it_was(found: Report) -> None:
+    """Only what is new is computed after a move, and the last token before it: its KV was not there yet."""
+    journeys = found.rows(JOURNEYS)
+    assert [each["tokens"] for each in journeys] == [length for length, _ in product(LENGTHS, range(REPEATS))]
+    for journey in journeys:
+        assert journey["same_tokens"] == journey["tokens_said"] == DECODED
+        assert journey["computed_tokens"] == journey["computed_where_it_stayed"] < journey["computed_anew"]
+    assert [value(found, MOVED, tokens=f"{length}") for length in LENGTHS] == [REPEATS, REPEATS]
 
 
 @pytest.mark.long
@@ -97,9 +72,19 @@ def test_what_a_server_cannot_do_is_said_and_the_rest_is_measured(
 ) -> None:
     with serve(**settings) as url:
         assert kv(tmp_path, "--target", f"djinn={url}") == 1
-    (found,) = raw_result(tmp_path, KVReport)["targets"]
-    failure = found["findings"]["failures"][0]
-    assert (failure["part"], says in failure["message"]) == (part, True)
-    assert found["findings"]["loopback"] is not None
-    assert len(found["findings"]["compressions"]) == 5
+    report = result(tmp_path, "TCP loopback")
+    failure = report.failures[0]
+    assert (failure.part, says in failure.message) == (part, True)
+    assert len(report.rows("Making it smaller")) == 5
     assert "Not measured to the end" in capsys.readouterr().out
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("settings", "says"), [({"seed": 1}, "model"), ({"block_size": 8}, "KV blocks")])
+def test_a_server_that_refuses_is_reported(url: str, tmp_path: Path, settings: dict[str, Any], says: str) -> None:
+    with serve(**settings) as other:
+        assert kv(tmp_path / "out", "--target", f"djinn={url}", "--to", f"other={other}") == 1
+    assert sessions_on(url) == []
+    failures = result(tmp_path / "out").failures
+    assert {failure.kind for failure in failures} == {"Unprocessable"}
+    assert says in failures[0].message

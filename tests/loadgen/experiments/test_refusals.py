@@ -8,7 +8,6 @@ import pytest
 
 import client
 from loadgen.cli import main
-from loadgen.commands.schema import RESULTS
 from tests.loadgen.experiments.conftest import interrupt, result, sessions_on
 from tests.serving import serve
 
@@ -19,9 +18,10 @@ REFUSED = {
         (f"--target {NOBODY} --slo-tpot nan", "--slo-tpot must be above 0 and finite, in seconds, not nan"),
         (f"--target {NOBODY} --turns 1", "--turns must be at least 2"),
     ],
-    "cluster": [
-        ("--kills 2", "--kills has no effect without --kill-every"),
-        ("--routers owner,luck", "--routers: must be owner, hash, or both"),
+    "chaos": [
+        ("--minutes 0", "minutes must be a number above 0"),
+        ("--moves-per-second 2", "--moves-per-second needs replicas"),
+        ("--standby", "standby needs replicas"),
     ],
     "density": [
         (f"--target {NOBODY}", "measuring target a failed: GET http://127.0.0.1:9/"),
@@ -38,19 +38,14 @@ REFUSED = {
     "kv": [
         ("--target a=URL#tiny-llama", "this experiment is for Djinn servers"),
         ("--target a=URL --tokens 2000", "has room for 1024"),
+        ("--target a=URL --to b=URL --lengths 2000", "has room for 1024"),
+        ("--target a=URL --target b=URL --to c=URL", "--to takes the sessions of one target"),
     ],
-    "migrate": [
-        ("--target A=URL", "migrate takes two targets"),
-        ("--target A=URL --target B=URL --lengths 2000", "has room for 1024"),
-    ],
-    "oversubscribe": [
-        ("--target a=URL --context 67", "--context must be at least 68"),
-    ],
+    "oversubscribe": [("--target a=URL --checked -1", "checked must be at least 0")],
     "resume-latency": [
         ("--target a=URL --lengths 2000", "has room for"),
         ("--target a=URL --lengths 64,64", "lengths must be different numbers from 2"),
     ],
-    "soak": [("--minutes 0", "minutes must be a number above 0")],
     "weights": [
         ("--model /nowhere", "no model in /nowhere"),
         ("--prompt 63 --batches 32", "prompt must be at least 64: 2 tokens for each session"),
@@ -94,7 +89,13 @@ def running(djinn: client.Djinn) -> float:
     [
         ("resume-latency", "--lengths 40 --depths 100 --repeats 100", "1x256", moves_out, 4),
         ("whitebox", "--layers 1 --sequences 1 --tokens 8 --others 3 --pause-seconds 3600", "4MiB", running, 3),
-        ("oversubscribe", "--sessions 300 --context 96 --turns 3 --tokens 4", "2x96", moves_out, 4),
+        (
+            "oversubscribe",
+            "--agents 300 --context 32 --resume-tokens 26 --turns 3 --completion-tokens 4",
+            "2x96",
+            moves_out,
+            4,
+        ),
         ("kv", "--tokens 64 --repeats 300 --decoded 8", "4MiB", moves_out, 3),
     ],
 )
@@ -107,6 +108,6 @@ def test_an_interrupted_run_leaves_what_it_measured(
         command = [experiment, "--target", f"djinn={url}", *arguments.split(), "--output", str(tmp_path / "out")]
         interrupt(command, lambda: look(djinn) >= enough)
         assert sessions_on(url) == []
-    made = result(tmp_path / "out", RESULTS[experiment])
+    made = result(tmp_path / "out")
     assert made.interrupted
     assert not made.succeeded

@@ -12,30 +12,28 @@ from client.models import DefaultSampling, Model
 from loadgen.cli import main
 from loadgen.errors import LoadgenError
 from loadgen.experiments.resume_latency.away import passer_lengths
-from loadgen.experiments.resume_latency.findings import Findings, Sample, Way
+from loadgen.experiments.resume_latency.experiment import SAMPLES, ratios
 from loadgen.experiments.resume_latency.offload import OffloadFailed, Shape
-from loadgen.experiments.resume_latency.plan import Cell
-from loadgen.experiments.resume_latency.report import ResumeReport
-from loadgen.experiments.resume_latency.summary import summarize
-from tests.loadgen.experiments.conftest import raw_result, result, sessions_on
+from loadgen.experiments.resume_latency.plan import Cell, Sample, Way
+from tests.loadgen.experiments.conftest import result, sessions_on, value
 from tests.serving import serve
 
 LAYERS = 4
+AWAY = "samples whose KV had left the device, and of which nothing was recomputed"
 
 
 def test_ratios_are_taken_within_a_repeat() -> None:
     """Both are twice as slow in the second repeat: the ratio is the same, and has no spread."""
-    findings = Findings(
-        samples=[
-            Sample(way, 64, 0, repeats, repeats * seconds, None, None, 1024, None)
-            for repeats in (1, 2)
-            for way, seconds in ((Way.RECOMPUTE, 0.6), (Way.DJINN, 0.3), (Way.OFFLOAD, 0.1))
-        ]
-    )
-    recompute, offload = summarize(findings, [Cell(64, 0)], LAYERS).comparisons
-    for found, way, ratio in ((recompute, Way.RECOMPUTE, 2.0), (offload, Way.OFFLOAD, 3.0)):
-        assert (found.way, found.ratio.count) == (way, 2)
-        assert (found.ratio.low, found.ratio.median, found.ratio.high) == pytest.approx((ratio, ratio, ratio))
+    cell = Cell(64, 0)
+    samples = [
+        Sample(way, cell, repeats, repeats * seconds, None, None, 1024)
+        for repeats in (1, 2)
+        for way, seconds in ((Way.RECOMPUTE, 0.6), (Way.DJINN, 0.3), (Way.OFFLOAD, 0.1))
+    ]
+    for over, under, ratio in ((Way.RECOMPUTE, Way.DJINN, 2.0), (Way.DJINN, Way.OFFLOAD, 3.0)):
+        found = ratios(samples, cell, "standing_s", over, under)
+        assert found is not None
+        assert (found.low, found.median, found.high, found.count) == pytest.approx((ratio, ratio, ratio, 2))
 
 
 def server(url: str, device_tokens: int, host_tokens: int, policy: str = "signal") -> MemoryMap:
@@ -90,23 +88,16 @@ def test_every_way_back_to_every_place_is_timed_and_leads_to_transformers_tokens
 ) -> None:
     """So small a model is computed about as soon as it is fetched: the exit code can be either."""
     resume(tmp_path, "--target", f"djinn={url}", "--model", str(roomy_model))
-    raw_result(tmp_path, ResumeReport, "Hand-written offload: what is timed", "(96 of 150 tokens)")
-    (target,) = result(tmp_path, ResumeReport).targets
-    assert target.findings.failures == []
-    assert (target.num_layers, target.layers) == (LAYERS, (0, 1, 2, 3))
-    taken = [(s.way, s.length, s.layer, s.repeat) for s in target.findings.samples]
-    assert sorted(taken) == sorted(product(Way, LENGTHS, range(LAYERS), range(REPEATS)))
-    for sample in target.findings.samples:
-        assert sample.token_s is not None
-        assert 0 < sample.standing_s < 30
-        assert sample.token_id is not None
-        if sample.way is Way.DJINN:  # had the device had the KV still, nothing would have been copied
-            assert sample.split is not None
-            assert sample.split.copy_s > 0
-            assert 0 < (sample.split.checkpoint_s or 0) < sample.standing_s
-    assert [(each.length, each.layer) for each in target.summary.agreements] == [(40, 0), (150, 1)]
-    assert all(each.djinn == each.transformers for each in target.summary.agreements)
-    assert target.findings.passes == {40: 0, 150: STEP_TOKENS}, "parts before the last one are whole"
+    found = result(tmp_path, "Hand-written offload: what is timed")
+    assert found.failures == ()
+    samples = found.rows(SAMPLES)
+    taken = sorted((s["way"], s["length"], s["layer"], s["repeat"]) for s in samples)
+    assert taken == sorted(product(map(str, Way), LENGTHS, range(LAYERS), range(REPEATS)))
+    for sample in samples:
+        assert 0 < sample["standing_s"] < 30
+        assert sample["token_s"] is not None
+    assert value(found, "next tokens that are those of Transformers") == 2
+    assert value(found, AWAY) == 2 * LAYERS * REPEATS
     assert sessions_on(url) == []
 
 

@@ -10,18 +10,16 @@ import torch
 from safetensors.torch import save_file
 
 from loadgen.cli import main
-from loadgen.experiments.weights.findings import Findings, Sample, Way
-from loadgen.experiments.weights.plan import Cell, WeightsPlan
-from loadgen.experiments.weights.report import WeightsReport, judge
-from loadgen.experiments.weights.setup import Setup
+from loadgen.experiments.weights.experiment import SAMPLES, figures_of, ratio
+from loadgen.experiments.weights.measuring import Seen
+from loadgen.experiments.weights.plan import Cell, Sample, Setup, Way, WeightsPlan
 from loadgen.experiments.weights.sizes import ModelBytes, read_model_bytes
-from loadgen.experiments.weights.summary import Measure, summarize
 from loadgen.peers.base import ServerSettings
-from loadgen.results.verdicts import Outcome, Verdict
+from loadgen.report.figures import Figure, Outcome
 from loadgen.rivals.double_buffer.__main__ import DoubleBuffer
 from loadgen.targets import TargetSpec
 from loadgen.targets.access import RunningTarget
-from tests.loadgen.experiments.conftest import raw_result, result, sessions_on
+from tests.loadgen.experiments.conftest import result, sessions_on, value
 from tests.openai.reference import Reference
 from tests.serving import serve
 from tests.test_settings import from_flags
@@ -35,28 +33,23 @@ PLAIN = 4000.0
 def sample(way: Way, first_s: float, tokens_per_s: float, repeat: int = 0, answer: str = "a") -> Sample:
     """What a way had."""
     bandwidth = None if way is Way.RESIDENT else STREAMED_BYTES * tokens_per_s
-    return Sample(way, 1, False, repeat, first_s, tokens_per_s, bandwidth, answer)
+    return Sample(way, ONE, repeat, first_s, tokens_per_s, bandwidth, answer)
 
 
-def findings(*samples: Sample) -> Findings:
-    """Of these samples."""
-    return Findings(list(samples), streamed_bytes={Way.STREAMED: STREAMED_BYTES}, device="cpu")
-
-
-def verdicts(found: Findings) -> list[Verdict]:
-    return list(judge(summarize(found, [ONE]), found, [ONE]))
+def seen(*samples: Sample) -> Seen:
+    """These samples."""
+    return Seen(list(samples), streamed_bytes={Way.STREAMED: STREAMED_BYTES}, device="cpu")
 
 
 def test_a_way_is_compared_within_a_repeat() -> None:
     """The second repeat is of a machine half as fast, and the third has nothing to compare with."""
     streamed = [sample(Way.STREAMED, *each) for each in ((1, 4, 0), (2, 2, 1), (9, 9, 2))]
-    found = findings(*streamed, sample(Way.ACCELERATE, 3, 2, 0), sample(Way.ACCELERATE, 6, 1, 1))
-    summary = summarize(found, [ONE])
-    for measure, expected in ((Measure.FIRST, 3.0), (Measure.RATE, 2.0), (Measure.BANDWIDTH, 2.0)):
-        ratio = summary.ratio(Way.ACCELERATE, ONE, measure)
-        assert ratio is not None
-        assert (ratio.median, ratio.low, ratio.high, ratio.count) == (expected, expected, expected, 2)
-    assert summary.ratio(Way.DOUBLE_BUFFER, ONE, Measure.FIRST) is None
+    found = seen(*streamed, sample(Way.ACCELERATE, 3, 2, 0), sample(Way.ACCELERATE, 6, 1, 1))
+    for measure, expected in (("first_s", 3.0), ("tokens_per_s", 2.0), ("bytes_per_s", 2.0)):
+        compared = ratio(found, ONE, measure, Way.ACCELERATE)
+        assert compared is not None
+        assert (compared.median, compared.low, compared.high, compared.count) == (expected, expected, expected, 2)
+    assert ratio(found, ONE, "first_s", Way.DOUBLE_BUFFER) is None
 
 
 @pytest.mark.parametrize(
@@ -64,12 +57,13 @@ def test_a_way_is_compared_within_a_repeat() -> None:
     [((3.6,), Outcome.MET), ((3.5,), Outcome.MISSED), ((3.5, 3.4, 3.9), Outcome.UNDECIDED), ((), Outcome.UNKNOWN)],
 )
 def test_bandwidth_is_held_against_plain_copies(rates: tuple[float, ...], outcome: Outcome) -> None:
-    found = findings(
+    found = seen(
         *(sample(Way.STREAMED, 1, rate, repeat) for repeat, rate in enumerate(rates)),
-        *(Sample(Way.PLAIN, 1, False, repeat, bytes_per_s=PLAIN) for repeat in range(3)),
+        *(Sample(Way.PLAIN, ONE, repeat, bytes_per_s=PLAIN) for repeat in range(3)),
     )
-    assert verdicts(found)[0].what == "bandwidth over that of plain copies, 1 session"
-    assert verdicts(found)[0].outcome is outcome
+    figure: Figure = figures_of(WeightsPlan(batches=(1,)), found)[0]
+    assert (figure.name, figure.by) == ("bandwidth over that of plain copies", {"sessions": "1 session"})
+    assert figure.outcome is outcome
 
 
 def test_a_pass_needs_all_but_an_embedding_that_is_only_looked_up(roomy_model: Path, tmp_path: Path) -> None:
@@ -133,27 +127,23 @@ def weights(model: Path, output: Path, *arguments: str) -> int:
 def test_every_way_is_measured_with_every_batch(roomy_model: Path, urls: list[str], tmp_path: Path) -> None:
     """So small a model is computed in no time: whether a target is met is chance, and the exit code either."""
     weights(roomy_model, tmp_path, "--batches", "1,3", "--cold")
-    report = result(tmp_path, WeightsReport)
-    assert report.findings.failures == []
-    found = {(each.way, each.batch, each.cold, each.repeat) for each in report.findings.samples}
-    warm = {(way, batch, False, repeat) for way in WAYS for batch in BATCHES for repeat in range(REPEATS)}
-    cold = {(way, 1, True, repeat) for way in WAYS - {Way.RESIDENT} for repeat in range(REPEATS)}
+    report = result(tmp_path, "dropped from the page cache")
+    assert report.failures == ()
+    samples = report.rows(SAMPLES)
+    found = {(each["way"], each["batch"], each["cold"], each["repeat"]) for each in samples}
+    warm = {(way.value, batch, False, repeat) for way in WAYS for batch in BATCHES for repeat in range(REPEATS)}
+    cold = {(way.value, 1, True, repeat) for way in WAYS - {Way.RESIDENT} for repeat in range(REPEATS)}
     assert found == warm | cold
-    assert len(report.findings.samples) == len(found)
-    for sample in report.findings.samples:
-        assert (sample.first_s is None) is (sample.way is Way.PLAIN)
-        assert (sample.bytes_per_s is None) is (sample.way is Way.RESIDENT)
-    streamed = report.findings.streamed_bytes[Way.STREAMED]
-    assert report.model.bytes.per_pass - BUDGET < streamed < report.model.bytes.per_pass
-    assert report.findings.counted_bytes == pytest.approx(streamed, rel=0.1)
-    agreed = {(each.way, each.cell.batch): (each.same, each.compared) for each in report.summary.agreements}
+    assert len(samples) == len(found)
+    for each in samples:
+        assert (each["first_s"] is None) is (each["way"] == Way.PLAIN)
+        assert (each["bytes_per_s"] is None) is (each["way"] == Way.RESIDENT)
     for way in (Way.STREAMED, Way.DOUBLE_BUFFER, Way.ACCELERATE):
-        assert agreed[way, 1] == (REPEATS, REPEATS), "it says what Transformers says"
-    assert report.verdicts[-1].outcome is Outcome.MET
-    (path,) = tmp_path.glob("weights-*.json")
-    raw_result(tmp_path, WeightsReport, "dropped from the page cache")
-    with path.with_suffix(".csv").open() as file:
-        assert len(list(csv.DictReader(file))) == len(report.findings.samples)
+        name = f"answers of {way} that are those of {Way.RESIDENT}"
+        assert value(report, name, sessions="1 session") == REPEATS, "it says what Transformers says"
+    (path,) = tmp_path.glob("weights-*.csv")
+    with path.open() as file:
+        assert len(list(csv.DictReader(file))) == len(samples)
     for url in urls:
         assert sessions_on(url) == []
     assert not list((tmp_path / "cache/peers").iterdir()), "the scratch folder is gone"

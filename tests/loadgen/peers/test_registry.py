@@ -18,7 +18,7 @@ from loadgen.peers.registry import find_peer
 from loadgen.peers.vllm_environment import needed_requirements
 from loadgen.processes.calibration import calibrate
 from loadgen.processes.launch import Launch
-from loadgen.results.inputs import Server
+from loadgen.report.origin import Server
 from loadgen.targets import TargetSpec
 from tests.loadgen.peers.conftest import CORES, BeOn, remember
 

@@ -1,1 +1,0 @@
-"""What pausing, resuming and steering cost, and what they cost others."""

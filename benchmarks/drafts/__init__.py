@@ -1,1 +1,0 @@
-"""Conversations of agents, generated with and without drafts."""

@@ -1,1 +1,0 @@
-"""How fast KV moves between the tiers, and what a session that has been away pays for it."""

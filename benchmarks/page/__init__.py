@@ -1,1 +1,0 @@
-"""What the open page costs agents."""

@@ -1,1 +1,0 @@
-"""Agents on clusters of several sizes, while sessions move and replicas die, against what a single server says."""

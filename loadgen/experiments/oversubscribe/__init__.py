@@ -1,1 +1,0 @@
-"""Parts of the oversubscription experiment: sessions that together grow past the device."""
