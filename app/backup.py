@@ -19,33 +19,43 @@ from app.journal.journal import FILE_NAME
 from app.journal.migrations import copy_journal
 from app.machine.files import counted, explain, size, sync
 
+UPLOADS, UPLOAD = "uploads", ".safetensors"
+"""The folder of uploads, and how a whole one ends."""
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def back_up(state_dir: Path, kv_dir: Path | None, target: Path) -> None:
-    """Make `target`, which is empty or not there, a copy of `state_dir`, with the KV files in `kv_dir`, or without any.
-    It is there whole, or not at all, and a power cut does not change that. Prints what is in it.
+    """Make `target`, which is empty or not there, a copy of `state_dir`: its journal and uploads, with the KV files in
+    `kv_dir`, or without any. It is there whole, or not at all, and a power cut does not change that. Prints what is in
+    it.
 
     Raises `FieldOutOfRange` if there is no journal, or if the copy cannot be made.
     """
     try:
-        sessions, sizes = _back_up(state_dir / FILE_NAME, kv_dir, target)
+        sessions, uploads, sizes = _back_up(state_dir, kv_dir, target)
     except OSError as error:
         at = f"{error.filename}: " if error.filename else ""
         raise FieldOutOfRange(f"the backup {target} cannot be made: {at}{explain(error)}") from error
-    print(f"{target}: {counted(sessions, 'session')}, KV of {len(sizes)} in {size(sum(sizes))}")
+    more = f"; {counted(len(uploads), 'upload')} in {size(sum(uploads.values()))}" if uploads else ""
+    print(f"{target}: {counted(sessions, 'session')}, KV of {len(sizes)} in {size(sum(sizes))}{more}")
 
 
-def _back_up(journal: Path, kv_dir: Path | None, target: Path) -> tuple[int, list[int]]:
-    """How many sessions are in the copy, and the sizes of its KV files. Raises `OSError` too."""
+def _back_up(state_dir: Path, kv_dir: Path | None, target: Path) -> tuple[int, dict[str, int], list[int]]:
+    """How many sessions are in the copy, and the sizes of its uploads and its KV files. Raises `OSError` too."""
+    journal, uploads = state_dir / FILE_NAME, state_dir / UPLOADS
     if not _is_there(journal):
         raise FieldOutOfRange(f"there is no journal in {journal.parent}; name the server's folder with --state-dir")
     if _is_there(target) and not (target.is_dir() and not any(target.iterdir())):
         raise FieldOutOfRange(f"{target} is there already; name a folder that is not, or an empty one")
     with _ending_cleanly(), _becoming(target) as unnamed:
+        # Those of before and after the journal's moment: it may name any of them. A server deletes what it does not.
+        kept = dict(_take_files(uploads, unnamed / UPLOADS, UPLOAD))
         sessions = copy_journal(journal, unnamed / FILE_NAME)
-        sizes = [] if kv_dir is None else list(_take_files(kv_dir, unnamed / kv_dir.name))
-    return sessions, sizes
+        kept |= _take_files(uploads, unnamed / UPLOADS, UPLOAD)
+        if kv_dir is None:
+            return sessions, kept, []
+        (unnamed / kv_dir.name).mkdir(mode=0o700)
+        return sessions, kept, [size for _, size in _take_files(kv_dir, unnamed / kv_dir.name, SUFFIX)]
 
 
 def _is_there(path: Path) -> bool:
@@ -115,24 +125,26 @@ def _move_up(folder: Path) -> None:
     folder.rmdir()
 
 
-def _take_files(folder: Path, target: Path) -> Iterator[int]:
-    """Take the KV files of `folder` over to `target`; gives the size of each. The server writes a file under another
-    name first and changes none afterwards: those with a name are whole, and can have a second one on the same disk.
+def _take_files(folder: Path, target: Path, suffix: str) -> Iterator[tuple[str, int]]:
+    """Take the files of `folder` over to `target` that end so, unless they are there; gives the name and size of each.
+    The server writes a file under another name first and changes none afterwards: those with a name are whole, and can
+    have a second one on the same disk.
     """
-    target.mkdir(mode=0o700)
-    for file in _kv_files(folder):
+    for file in _files(folder, suffix):
+        target.mkdir(mode=0o700, exist_ok=True)
         copy = target / file.name
         try:
-            _link_or_copy(file, copy)
+            if not copy.exists():
+                _link_or_copy(file, copy)
         except FileNotFoundError:  # the server has deleted it meanwhile
             continue
-        yield copy.stat().st_size
+        yield copy.name, copy.stat().st_size
 
 
-def _kv_files(folder: Path) -> list[Path]:
+def _files(folder: Path, suffix: str) -> list[Path]:
     """Those that there are now. Raises `OSError` if that cannot be seen, which `Path.glob` passes over."""
     try:
-        return [file for file in folder.iterdir() if file.suffix == SUFFIX]
+        return [file for file in folder.iterdir() if file.suffix == suffix]
     except FileNotFoundError:  # a server without KV on disk
         return []
 

@@ -405,7 +405,7 @@ def create_app(
         files=file_store,
         places=places,
         activation_reader=reader,
-        activation_jobs=ActivationJobs(file_store, reader, tenancy, lease, max_line_bytes=max_line_bytes),
+        activation_jobs=ActivationJobs(file_store, reader, tenancy, lease, kept_uploads, max_line_bytes=max_line_bytes),
         batches=Batches(file_store, registry, tenancy, lease, places, max_line_bytes=max_line_bytes),
         history=history,
         events=EventStreams(feed, registry, KVPolicy(settings.kv_policy), metrics.event_streams),

@@ -291,7 +291,7 @@ class Lens(OfSession, frozen=True):
 
 class OpenMap(OfSession, frozen=True):
     """Hold on to what is kept now of a point at some positions and layers (None: all) for `MapLens` and `ReadFeatures`,
-    until `CloseMap`.
+    until `CloseMap`; and to the same of the session `beside` it, with which a lens compares.
 
     Answered by `Done(ActivationMap)`; `FieldOutOfRange` for positions that are not in the history, or too many.
     """
@@ -299,6 +299,7 @@ class OpenMap(OfSession, frozen=True):
     positions: Positions
     layers: tuple[int, ...] | None
     point: Point = Point.RESID_POST
+    beside: SessionId | None = None
 
 
 class MapLens(OfSession, frozen=True):
@@ -346,6 +347,8 @@ class Attribute(OfSession, frozen=True):
 
     positions: Positions
     tokens: tuple[int, int]
+    neurons: int = 0
+    """How many of each layer are told, the most important ones."""
 
 
 class ReadPaused(OfSession, frozen=True):
@@ -430,7 +433,9 @@ class LoadUpload(Ticketed, frozen=True):
 
 
 class DropUpload(Ticketed, frozen=True):
-    """Forget the upload with that digest. Answered by `Done(None)`, also if there is none."""
+    """Forget the upload with that digest. Answered by `Done(None)`, also if there is none; fails as `UploadInUse` while
+    a session has a breakpoint or edits that need it.
+    """
 
     digest: str
 
@@ -516,6 +521,16 @@ class Probed(Ticketed, frozen=True):
     positions: tuple[int, ...]
     values: tuple[float, ...]
     halts: bool
+
+
+class Featured(Ticketed, frozen=True):
+    """The most active features of the dictionary of that name at `positions` of the history, before the next token: for
+    each their numbers and activations, the most active first.
+    """
+
+    dictionary: str
+    positions: tuple[int, ...]
+    top: tuple[tuple[tuple[int, float], ...], ...]
 
 
 class Token(Ticketed, frozen=True):
@@ -608,7 +623,9 @@ class GoesOn(Struct, frozen=True):
     """The engine that had stalled makes progress again."""
 
 
-TurnEvent = Started | PromptScored | Probed | Token | Paused | TurnFinished | Failed
+Reading = Probed | Featured
+"""What has been read inside the model, beside the tokens."""
+TurnEvent = Started | PromptScored | Reading | Token | Paused | TurnFinished | Failed
 Notice = Placed | Spent | Lacking
 """Events that answer no command."""
 Event = TurnEvent | Done | Notice

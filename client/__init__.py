@@ -55,6 +55,7 @@ from client.live import Event
 from client.memory_models import MemoryEstimate, MemoryMap
 from client.models import (
     DefaultSampling,
+    FeaturesReading,
     Health,
     History,
     Model,
@@ -100,6 +101,7 @@ __all__ = [
     "DjinnError",
     "Event",
     "Features",
+    "FeaturesReading",
     "Forbidden",
     "Health",
     "History",

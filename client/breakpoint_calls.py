@@ -92,12 +92,14 @@ def read_lens_map(
     tokens: Sequence[int] | None,
     *,
     measures: bool,
+    beside: str | None,
 ) -> Call[LensMap]:
     """`GET /v1/sessions/{id}/lens`."""
     params = _map_params(positions, layers) | {"top_k": top_k}
     params |= {} if lens is None else {"lens": lens}
     params |= {"tokens": ",".join(map(str, tokens))} if tokens else {}
     params |= {"measures": "true"} if measures else {}
+    params |= {} if beside is None else {"beside": beside}
     return Call("GET", session_path(session, "lens"), LensMap.model_validate_json, params=params)
 
 
@@ -190,9 +192,9 @@ def delete_upload(path: str, name: str) -> Call[None]:
     return Call("DELETE", f"{path}/{path_part(name)}", nothing)
 
 
-def read_attribution(session: str, tokens: tuple[int, int], positions: Positions) -> Call[Attribution]:
+def read_attribution(session: str, tokens: tuple[int, int], positions: Positions, neurons: int) -> Call[Attribution]:
     """`GET /v1/sessions/{id}/attribution`."""
-    params = {"tokens": f"{tokens[0]},{tokens[1]}", "positions": _text(positions)}
+    params: dict[str, Any] = {"tokens": f"{tokens[0]},{tokens[1]}", "positions": _text(positions), "neurons": neurons}
     return Call("GET", session_path(session, "attribution"), Attribution.model_validate_json, params=params)
 
 

@@ -7,7 +7,7 @@ from pydantic import Field
 from client.answer import Answer
 
 Pass = Literal["prefill", "decode", "any"]
-Action = Literal["pause", "capture", "edit", "probe"]
+Action = Literal["pause", "capture", "edit", "probe", "features"]
 Op = Literal["scale", "add", "replace", "project_out", "clamp", "ablate"]
 OnTimeout = Literal["resume", "abort"]
 LensKind = Literal["tuned", "jacobian"]
@@ -75,6 +75,8 @@ class FeatureRule(Answer):
     bias: float
     gate: float
     threshold: float
+    k: int | None
+    reads: str | None
 
 
 class EditInfo(Answer):
@@ -101,6 +103,13 @@ class ProbeGuard(Answer):
     then: Literal["stop", "pause"] | None
 
 
+class TopFeatures(Answer):
+    """A dictionary that a breakpoint reads, and how many features it tells of each position."""
+
+    dictionary: str
+    top_k: int
+
+
 class BreakpointInfo(Answer):
     """A breakpoint: what it does at a `point` of each of `layers`, and when. Of `heads`, it captures only those named.
     The last two are None unless it pauses.
@@ -114,6 +123,8 @@ class BreakpointInfo(Answer):
     when: When
     edits: tuple[EditInfo, ...]
     probe: ProbeGuard | None
+    features: TopFeatures | None
+    gate: EditGate | None
     once: bool
     timeout_s: float | None
     on_timeout: OnTimeout | None
@@ -147,7 +158,8 @@ class LensMapLayer(Answer):
     """The lens after one layer, with a tuple for each position, best first: empty where nothing is kept.
 
     `ranks` and `chosen_logprobs` are of the tokens that were named. `entropies`, and `divergences` from what the model
-    says at last, are there if they were asked for, in nats.
+    says at last, are there if they were asked for, in nats. So is what differs from the session `beside` it: the
+    divergence from there, and the tokens whose probability differs most, with what it is more here.
     """
 
     layer: int
@@ -157,6 +169,9 @@ class LensMapLayer(Answer):
     chosen_logprobs: tuple[tuple[float | None, ...], ...] = ()
     entropies: tuple[float | None, ...] = ()
     divergences: tuple[float | None, ...] = ()
+    beside_divergences: tuple[float | None, ...] = ()
+    changed_token_ids: tuple[tuple[int, ...], ...] = ()
+    changes: tuple[tuple[float | None, ...], ...] = ()
 
 
 class LensMap(Answer):
@@ -295,10 +310,28 @@ class AttributionPart(Answer):
     value: float | None
 
 
+class AttributionUnit(Answer):
+    """What a head, or a neuron, adds, by its number."""
+
+    index: int
+    value: float | None
+
+
+class AttributionUnits(Answer):
+    """All heads of a layer, at `z`, or its most important neurons, at `mlp_post`."""
+
+    layer: int
+    point: str
+    units: tuple[AttributionUnit, ...]
+
+
 class Attribution(Answer):
-    """The difference of two tokens' logits at a position, and what parts add to it."""
+    """The difference of two tokens' logits at a position, and what parts add to it; heads and neurons where `z` and
+    `mlp_post` were recorded.
+    """
 
     position: int
     tokens: tuple[int, int]
     total: float | None
     parts: tuple[AttributionPart, ...]
+    units: tuple[AttributionUnits, ...] = ()

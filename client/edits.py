@@ -33,12 +33,13 @@ class Feature(TypedDict):
 
 
 class Where(TypedDict, total=False):
-    """Positions where an edit is made: the scalar product with `along`, or the activation of a `feature`, is above a
-    number, below one, or both.
+    """Positions where something is done: the scalar product with `along`, the activation of a `feature`, or what the
+    `probe` of that name finds is above a number, below one, or both.
     """
 
     along: Vector
     feature: Feature
+    probe: str
     above: float
     below: float
 
@@ -121,6 +122,13 @@ def probe_body(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"action": "probe", "probe": probe, **_place(place)}
 
 
+def features_body(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A breakpoint that tells features, as it is sent."""
+    asked = {name: options[name] for name in ("dictionary", "top_k") if name in options}
+    place = {name: value for name, value in options.items() if name not in asked}
+    return {"action": "features", "features": asked, **_place(place)}
+
+
 def capture_body(options: Mapping[str, Any]) -> dict[str, Any]:
     """A breakpoint that records, as it is sent."""
     return {"action": "capture", **_place(options)}
@@ -144,7 +152,8 @@ def until_body(until: Until | None) -> dict[str, Any]:
 
 def _place(options: Mapping[str, Any]) -> dict[str, Any]:
     when = {wire: options[name] for name, wire in CONDITIONS.items() if name in options}
-    body = {"when": when} | {name: value for name, value in options.items() if name not in CONDITIONS}
+    when |= _sent("where", options.get("where", {}))
+    body = {"when": when} | {name: value for name, value in options.items() if name not in (*CONDITIONS, "where")}
     return body | {name: list(options[name]) for name in ("layers", "heads") if name in options}
 
 

@@ -144,6 +144,8 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "request_timeout": BadRequest,
     "wrong_state": Conflict,
     "adapter_not_loaded": Conflict,
+    "upload_not_loaded": Conflict,
+    "upload_in_use": Conflict,
     "no_cluster": Conflict,
     "already_there": Conflict,
     "moving": Conflict,

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from client.answer import Answer, Listing
-from client.breakpoint_models import CheckpointInfo
+from client.breakpoint_models import CheckpointInfo, FeatureActivation
 
 SessionState = Literal["idle", "queued", "running", "paused", "closed"]
 Phase = Literal["compute", "io_wait", "ready", "idle"]
@@ -59,6 +59,14 @@ class ProbeReading(Answer):
     halts: bool
 
 
+class FeaturesReading(Answer):
+    """The most active features of a dictionary at `positions` of the history: for each some, the most active first."""
+
+    dictionary: str
+    positions: tuple[int, ...]
+    top: tuple[tuple[FeatureActivation, ...], ...]
+
+
 class Turn(Answer):
     """A turn that is over or paused: everything it has generated, why it ended, and what it has cost.
 
@@ -72,6 +80,7 @@ class Turn(Answer):
     usage: Usage
     checkpoint: CheckpointInfo | None
     probes: tuple[ProbeReading, ...] | None = None
+    features: tuple[FeaturesReading, ...] | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
 
 

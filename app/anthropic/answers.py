@@ -10,7 +10,7 @@ from pydantic_core import from_json, to_json
 
 from app.anthropic.messages import ID_PREFIX
 from app.domain.values import FinishReason
-from app.messages import Started, TurnFinished
+from app.messages import Reading, Started, TurnFinished
 from app.text.generation import TextChunk, TextItem
 from app.tools.reader import Answer, CallArguments, CallBegun, Content, Piece, Reasoning
 from app.tools.thinking import Seal
@@ -18,6 +18,7 @@ from app.web.errors import messages_error_body, visible_error
 from app.web.sse import sse_event
 from app.wire.base import event_of, fixed, list_of, shape, union_of
 from app.wire.calls import DJINN
+from app.wire.readings import djinn_of
 from app.wire.turns import is_none
 
 Event = dict[str, Any]
@@ -44,6 +45,9 @@ def whole_message(events: Iterable[Event]) -> Event:
                     message["content"][-1]["signature"] = delta["signature"]
                 else:
                     texts[-1].append(delta[DELTA_FIELDS[delta["type"]]])
+            case "ping":
+                for kind, readings in event["djinn"].items():
+                    message.setdefault("djinn", {}).setdefault(kind, []).extend(readings)
             case "message_delta":
                 message |= event["delta"] | {"usage": event["usage"]}
     for block, pieces in zip(message["content"], texts, strict=True):
@@ -113,7 +117,9 @@ class MessageWriter:
         if not self._has_begun:
             self._has_begun = True
             yield self._start(item.cached_tokens if isinstance(item, Started) else 0)
-        if isinstance(item, TextChunk):
+        if isinstance(item, Reading):
+            yield {"type": "ping", **djinn_of([item])}  # SDKs pass over it
+        elif isinstance(item, TextChunk):
             yield from self._deltas(self._answer.pieces(item))
         elif isinstance(item, TurnFinished):
             yield from self._end(item)
@@ -324,6 +330,7 @@ MessageDelta = shape(
     "The answer has ended. The usage is that of the whole call.",
     {"type": "message_delta", "delta": StoppedDelta, "usage": MessageUsage},
 )
+MessagePing = shape("MessagePing", "What has been read inside the model lately.", {"type": "ping", **DJINN})
 MessageStop = shape("MessageStop", "The last event of an answer without an error.", {"type": "message_stop"})
 StreamedMessage = union_of(
     "StreamedMessage",
@@ -333,6 +340,7 @@ StreamedMessage = union_of(
     ContentBlockDelta,
     ContentBlockStop,
     MessageDelta,
+    MessagePing,
     MessageStop,
     MessagesErrorBody,
 )
@@ -345,6 +353,7 @@ MessageEvent = event_of(
     "content_block_delta",
     "content_block_stop",
     "message_delta",
+    "ping",
     "message_stop",
     "error",
 )

@@ -117,7 +117,8 @@ class LensRows:
     Those of a checkpoint are at the positions from `first` on, where `token_ids` stand. For each stream, `chosen` has
     the rank (from 0) and the log-probability of each token that was chosen, and `measures`, if they were asked for, the
     entropy, and the divergence to it (Kullback-Leibler) of what the model says at last: NaN if that is not kept. Both
-    are in nats.
+    are in nats. Beside another session, `others` has the divergence from what the lens says there to what it says here,
+    NaN if nothing is kept there, and the tokens whose probability differs most, with what it is more here.
     """
 
     rows: tuple[tuple[tuple[int, float], ...], ...]
@@ -126,6 +127,7 @@ class LensRows:
     token_ids: tuple[int, ...] = ()
     chosen: tuple[tuple[tuple[int, float], ...], ...] = ()
     measures: tuple[tuple[float, float], ...] = ()
+    others: tuple[tuple[float, tuple[tuple[int, float], ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,8 @@ class FeatureRows:
 @dataclass(frozen=True, slots=True)
 class Attribution:
     """What parts of a pass add to the difference of two logits at one position. Each of `parts` is a layer and a point,
-    and what it adds: at `resid_post` all that the stream has gained since the part before. `total` is the difference
+    and what it adds: at `resid_post` all that the stream has gained since the part before. Where `z` or `mlp_post` is
+    kept, `units` has what heads, or the most important neurons, of that point and layer add. `total` is the difference
     that the model itself makes. `seconds` of the engine's thread went into it.
     """
 
@@ -164,6 +167,7 @@ class Attribution:
     parts: tuple[tuple[int, Point, float], ...]
     total: float
     seconds: float
+    units: tuple[tuple[int, Point, tuple[tuple[int, float], ...]], ...] = ()
 
 
 MAX_CAPTURE_BYTES = 64 << 20

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.points import Place, Point, place_of
@@ -36,6 +36,8 @@ class Action(StrEnum):
     """The edits are applied, and the pass goes on."""
     PROBE = "probe"
     """A probe is read at each position. The pass goes on, unless what it finds stops or pauses the turn."""
+    FEATURES = "features"
+    """The most active features of a dictionary are told of each position, and the pass goes on."""
 
 
 class OnTimeout(StrEnum):
@@ -108,17 +110,46 @@ class Part:
     of: int
 
 
+class Need(NamedTuple):
+    """The engine needs a dictionary's file: that with this digest, of that width, with so many features at least."""
+
+    digest: str
+    width: int
+    features: int
+
+
+@dataclass(frozen=True, slots=True)
+class OfTopK:
+    """A feature of a TopK dictionary. It is active only among the `k` largest of a position, so all of them have to be
+    computed: the engine needs the file with that digest as long as it needs this.
+    """
+
+    digest: str
+    width: int
+    k: int
+    index: int
+
+    @property
+    def need(self) -> Need:
+        """What the engine needs for it."""
+        return Need(self.digest, self.width, max(self.k, self.index + 1))
+
+
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Holds at positions where `h . along` is above one number, below another, or both; None sets no end.
+    """Holds at positions where a value is above one number, below another, or both; None sets no end.
 
-    `h` is all that stands at the position when the edit's turn comes, whatever part of it is changed. Both ends are
-    numbers of float32, and so is `along`, `[width]`.
+    The value is `h . along`, where `along` is `[width]`. With `hidden` it is the last number of a probe with so many
+    neurons, and `along` has all of its weights, as `StoredProbe` says. A feature `of_topk` that is not active is below
+    any end. `h` is all that stands at the position when the turn of this comes, whatever part of it is changed. All
+    numbers are of float32.
     """
 
     along: TensorData
     above: float | None = None
     below: float | None = None
+    hidden: int | None = None
+    of_topk: OfTopK | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +162,11 @@ class Feature:
     bias: float
     gate: float
     threshold: float
+    of_topk: OfTopK | None = None
+    reads: Point | None = None
+    """Of a transcoder: the point of the same layer that it reads, below the one that is changed. `h` is what stands
+    there. None: both are the same.
+    """
 
 
 class _Digested:
@@ -152,9 +188,9 @@ class Edit(_Digested):
     experts, `h` is these. `keep_norm` brings what comes out to the length of `h` (L2); zeros stay zeros. The change is
     shortened to the length `max_norm` where it is longer. Only where `gate` holds is anything changed.
 
-    With a `feature`, `vector` is `[2 * width]`, its encoder and its decoder. Its activation is scaled, clamped to
-    `factor` or ablated: `h` changes by the decoder times what the activation changes by. So what the dictionary does
-    not reconstruct stays.
+    With a `feature`, `vector` is its encoder, as wide as what it reads, and then its decoder `[width]`. Its activation
+    is scaled, clamped to `factor` or ablated: `h` changes by the decoder times what the activation changes by. So what
+    the dictionary does not reconstruct stays.
     """
 
     op: EditOp
@@ -183,6 +219,12 @@ class Edit(_Digested):
         """All that it keeps."""
         along = () if self.gate is None else (self.gate.along,)
         return along if self.vector is None else (self.vector, *along)
+
+    @property
+    def needs(self) -> set[Need]:
+        """What the engine needs for it."""
+        found = [part.of_topk for part in (self.feature, self.gate) if part is not None]
+        return {each.need for each in found if each is not None}
 
     def for_rows(self, first: int, end: int) -> Edit:
         """The same with rows `[first, end)` of its vector."""
@@ -219,10 +261,12 @@ class Edit(_Digested):
     def _more(self) -> tuple[object, ...]:
         """What most edits do not have: their digests are those of KV that disks have kept since before there was it."""
         part = self.part and (self.part.kind.value, self.part.chosen, self.part.of)
-        gate = self.gate and (self.gate.above, self.gate.below, self.vector is None)
-        feature = self.feature
+        gate, feature = self.gate, self.feature
+        ends = gate and (gate.above, gate.below, self.vector is None)
         rule = feature and (feature.scale, feature.bias, feature.gate, feature.threshold)
-        return (part, self.keep_norm, gate) if rule is None else (part, self.keep_norm, gate, rule)
+        late = [gate and (gate.hidden, gate.of_topk), feature and (feature.of_topk, feature.reads)]
+        later = [each for each in late if each is not None and each != (None, None)]
+        return (part, self.keep_norm, ends, *([] if rule is None else [rule]), *([repr(late)] if later else []))
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,11 +308,25 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
+class TopFeatures:
+    """What is read: the `top_k` most active features of the dictionary with that digest, as far as they are active. `k`
+    is that of a TopK dictionary; `name` is what its owner called it.
+    """
+
+    name: str
+    digest: str
+    width: int
+    k: int | None
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
 class Breakpoint:
     """Something to do at a point of each of `layers`, in passes with a position that `when` holds for. A point of the
     model that is in no layer has the first or the last one.
 
-    `pause` stops the whole pass; `capture` and `edit` take only those positions. `once`: it goes after the first time.
+    `pause` stops the whole pass; the others take only those positions, and with a `gate` only where that holds. `once`:
+    it goes after the first time.
     """
 
     id: str
@@ -284,6 +342,10 @@ class Breakpoint:
     """Which are captured, rising; empty: all that the point has."""
     probe: Probe | None = None
     """That of the action `probe`."""
+    features: TopFeatures | None = None
+    """Those of the action `features`; with `capture` they are recorded in the place of what stands there."""
+    gate: Gate | None = None
+    """Of the actions `pause` and `capture`."""
 
     @property
     def may_pause(self) -> bool:
@@ -294,7 +356,18 @@ class Breakpoint:
     def tensors(self) -> list[TensorData]:
         """All that it keeps."""
         own = [] if self.probe is None else [self.probe.weights]
+        own += [] if self.gate is None else [self.gate.along]
         return [*own, *(tensor for edit in self.edits for tensor in edit.tensors)]
+
+    @property
+    def needs(self) -> set[Need]:
+        """What the engine needs for it."""
+        found, read = set[Need]().union(*(edit.needs for edit in self.edits)), self.features
+        if read is not None:
+            found.add(Need(read.digest, read.width, max(read.top_k, read.k or 0)))
+        if self.gate is not None and self.gate.of_topk is not None:
+            found.add(self.gate.of_topk.need)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,11 +525,15 @@ def swapped(value: T, swap: Swap) -> T:
         probe = value.probe
         if probe is not None:
             probe = replace(probe, weights=replace(probe.weights, data=swap(probe.weights.data)))
-        return replace(value, edits=tuple(swapped(edit, swap) for edit in value.edits), probe=probe)
+        edits = tuple(swapped(edit, swap) for edit in value.edits)
+        return replace(value, edits=edits, probe=probe, gate=_swapped_gate(value.gate, swap))
     if isinstance(value, Intervention):
         # A row of the journal refers to one tensor: the gate keeps its data.
         edit = swapped(replace(value.edit, gate=None), swap)
         return replace(value, edit=replace(edit, gate=value.edit.gate))
     vector = value.vector and replace(value.vector, data=swap(value.vector.data))
-    gate = value.gate and replace(value.gate, along=replace(value.gate.along, data=swap(value.gate.along.data)))
-    return replace(value, vector=vector, gate=gate) if value.tensors else value
+    return replace(value, vector=vector, gate=_swapped_gate(value.gate, swap)) if value.tensors else value
+
+
+def _swapped_gate(gate: Gate | None, swap: Swap) -> Gate | None:
+    return gate and replace(gate, along=replace(gate.along, data=swap(gate.along.data)))

@@ -217,6 +217,14 @@ class UploadsFull(FieldOutOfRange, code="uploads_full"):
     """The dictionaries, lenses and probes take as much memory as they may."""
 
 
+class UploadInUse(DjinnError, status=409, code="upload_in_use"):
+    """The engine needs the dictionary for what sessions have armed, for their histories, or for a job. It stays."""
+
+
+class UploadMissing(WrongState, code="upload_not_loaded"):
+    """A dictionary that the session's breakpoints or its history need is not loaded. The session stays as it is."""
+
+
 class AdapterMissing(WrongState, code="adapter_not_loaded"):
     """The LoRA adapter that the session's history is computed with is not loaded. The session stays as it is."""
 

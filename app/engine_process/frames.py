@@ -24,7 +24,7 @@ from app.domain.activations import (
     LensRows,
     PausedTurn,
 )
-from app.domain.breakpoints import ALL, Edit, EditOp, Feature, Gate, Intervention, Part, Positions, TensorData
+from app.domain.breakpoints import ALL, Edit, EditOp, Feature, Gate, Intervention, OfTopK, Part, Positions, TensorData
 from app.domain.errors import DjinnError, EngineError
 from app.domain.memory_map import MemoryMap
 from app.domain.points import Point
@@ -160,7 +160,7 @@ FromEngine = Loaded | Compiled | Beat | Dying
 
 T = TypeVar("T")
 Interventions = tuple[Intervention, ...]
-SentGate = tuple[int, float | None, float | None]
+SentGate = tuple[int, float | None, float | None, int | None, OfTopK | None]
 """The fields of a gate; its vector by its number."""
 SentEdit = tuple[
     EditOp, float, int | None, Positions | None, float | None, Part | None, bool, SentGate | None, Feature | None
@@ -213,7 +213,8 @@ def pack(*lists: Interventions) -> Sent:
         for key, edit in {id(each.edit): each.edit for each in made}.items():
             if key not in numbers:
                 numbers[key] = len(edits)
-                gate = None if (at := edit.gate) is None else (number(at.along), at.above, at.below)
+                at = edit.gate
+                gate = None if at is None else (number(at.along), at.above, at.below, at.hidden, at.of_topk)
                 positions = None if edit.positions is ALL else edit.positions
                 vector = None if edit.vector is None else number(edit.vector)
                 more = edit.part, edit.keep_norm, gate, edit.feature

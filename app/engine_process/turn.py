@@ -7,7 +7,7 @@ from collections import deque
 
 from app.domain.errors import DjinnError
 from app.domain.values import Ticket, TokenLogprobs
-from app.messages import Failed, Paused, Probed, PromptScored, Started, Token, TurnEvent, TurnFinished
+from app.messages import Failed, Paused, PromptScored, Reading, Started, Token, TurnEvent, TurnFinished
 
 SLICE = 128
 """Tokens that a reader gets at a time: five milliseconds until they are written, with 20 alternatives each."""
@@ -36,7 +36,7 @@ class TokenRun:
         return first
 
 
-TurnItem = Started | PromptScored | Probed | TokenRun | Paused | TurnFinished
+TurnItem = Started | PromptScored | Reading | TokenRun | Paused | TurnFinished
 
 
 class Turn:

@@ -14,7 +14,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count, islice, takewhile
@@ -30,12 +30,13 @@ from app.batches.files import PART, FileStore, new_id
 from app.batches.jobs import AGAIN, LONGEST_WAIT_S, Jobs, Kept
 from app.batches.places import AT_ONCE, Places
 from app.batches.requests import BatchProblem, LineProblem, check_lines
-from app.domain.breakpoints import TensorData
+from app.domain.breakpoints import TensorData, TopFeatures
 from app.domain.errors import DiskShort, DjinnError, FieldOutOfRange, Unauthenticated
 from app.domain.points import ABOUT, Axis
 from app.domain.positions import runs_of
 from app.domain.values import ModelInfo
 from app.experiments.reading import (
+    NUMBER_BYTES,
     Found,
     LayersField,
     PointsField,
@@ -51,10 +52,12 @@ from app.journal.lease import FolderLease
 from app.logs import REQUEST
 from app.sessions.registry import SessionRegistry
 from app.sessions.side_work import Lane
+from app.sessions.uploads import Uploads
 from app.tenants.tenancy import Tenancy
 from app.text.generation import whole_pieces
 from app.text.tokenizer import Tokens
 from app.wire.base import LongList, TokenId, WireModel, fixed, shape
+from app.wire.breakpoints import TopFeaturesBody
 from app.wire.tensors import to_float32, write_file
 
 logger = logging.getLogger(__name__)
@@ -125,6 +128,9 @@ class ActivationsBody(WireModel):
     )
     points: PointsField = Field(default_factory=lambda: ["resid_post"], description="names, TransformerLens's too")
     layers: LayersField | None = Field(None, description="counted from 0 (default: all that have the point)")
+    features: TopFeaturesBody | None = Field(
+        None, description="the most active features of a dictionary, in the place of points and layers: it has its own"
+    )
     positions: Literal["all", "last"] | PositionsBody = "all"
     reduce: Reduce = Field("none", description="over the positions: their mean, or only the last of them")
     prompts_per_shard: int = Field(256, ge=1, le=4096)
@@ -133,6 +139,13 @@ class ActivationsBody(WireModel):
     def _one_source(self) -> Self:
         if (self.input_file_id is None) == (self.prompts is None):
             raise FieldOutOfRange("give exactly one of input_file_id and prompts", param="input_file_id")
+        if self.features is not None:
+            given = next((name for name in ("points", "layers") if name in self.model_fields_set), None)
+            if given is not None:
+                raise FieldOutOfRange(f"{given}: the dictionary has its own", param=given)
+            if self.reduce == "mean":
+                wrong = "reduce: positions have other features, which have no mean: give none or last"
+                raise FieldOutOfRange(wrong, param="reduce")
         return self
 
 
@@ -161,6 +174,14 @@ class PromptCounts(BaseModel):
     failed: int = 0
 
 
+class JobFeatures(BaseModel):
+    """Which dictionary a job reads, by its name and the SHA-256 of its file, and how many features of each position."""
+
+    dictionary: str
+    sha256: str
+    top_k: int
+
+
 class ActivationsJob(BaseModel):
     """A job as it is now, which is the manifest of its shards. Times are in Unix seconds."""
 
@@ -169,6 +190,7 @@ class ActivationsJob(BaseModel):
     status: Literal["validating", "in_progress", "cancelling", "cancelled", "completed", "failed"] = "validating"
     input_file_id: str
     layers: dict[str, list[int]] = Field(description="by point, in the order of the tensors' rows")
+    features: JobFeatures | None = None
     positions: Literal["all", "last"] | PositionsBody
     reduce: Reduce
     prompts_per_shard: int
@@ -201,10 +223,16 @@ class Wanted:
     sites: Sites
     positions: Literal["all", "last"] | PositionsBody
     reduce: Reduce
+    features: TopFeatures | None = None
 
     @classmethod
-    def of(cls, body: ActivationsBody, info: ModelInfo) -> Self:
-        """What the body asks for. Raises `FieldOutOfRange` for what the model lacks, or what no tensor can have."""
+    def of(cls, body: ActivationsBody, info: ModelInfo, uploads: Uploads, owner: str | None) -> Self:
+        """What the body asks for. Raises `FieldOutOfRange` for what the model lacks, or what no tensor can have,
+        `NotFound`, `UploadsFull`.
+        """
+        if body.features is not None:
+            found, asked = uploads.features(owner, body.features.dictionary, body.features.top_k)
+            return cls({found.point: (found.layer,)}, body.positions, body.reduce, asked)
         sites = find_sites(body.points, body.layers, info)
         for point, layers in sites.items():
             if body.reduce != "none" and ABOUT[point].axis is Axis.KEYS:
@@ -280,11 +308,15 @@ def write_shard(records: Sequence[Record], wanted: Wanted, info: ModelInfo) -> b
     """A shard as safetensors. Not reduced, each prompt has a tensor `{index}.{point}` of `[layers, positions, width]`;
     reduced, all have one `{point}` of `[prompts, layers, width]`, where rows of prompts that failed are 0. With heads
     `[heads, head_dim]` takes the place of `[width]`, and in a pattern `[heads, keys]`. A mean is in float32, all else
-    in the model's data type. The metadata has all else as JSON, under `activations`.
+    in the model's data type. Of features there are `activations` in float32 and `features`, their numbers, in int32: `[
+    positions, top_k]` of each prompt, reduced `[prompts, top_k]`, with 0 and -1 where fewer are active. The metadata
+    has all else as JSON, under `activations`.
     """
     tensors = dict[str, TensorData]()
     whole = [record for record in records if record.error is None]
-    for point, layers in wanted.sites.items():
+    if wanted.features is not None:
+        tensors = _feature_tensors(records, wanted.reduce, wanted.features.top_k)
+    for point, layers in wanted.sites.items() if wanted.features is None else ():
         if wanted.reduce == "none":
             for record in whole:
                 of_layers = [record.found[point, layer] for layer in layers]
@@ -304,7 +336,31 @@ def write_shard(records: Sequence[Record], wanted: Wanted, info: ModelInfo) -> b
         "layers": {point: list(layers) for point, layers in wanted.sites.items()},
         "records": [record.about for record in records],
     }
+    if wanted.features is not None:
+        about["features"] = {"dictionary": wanted.features.name, "sha256": wanted.features.digest}
     return write_file(tensors, {"activations": json.dumps(about)})
+
+
+def _feature_tensors(records: Sequence[Record], reduce: Reduce, top_k: int) -> dict[str, TensorData]:
+    tensors, rows = dict[str, TensorData](), list[tuple[TensorData, TensorData]]()
+    for record in records:
+        values = np.zeros((1, 2 * top_k), "<f4")
+        if record.error is None:
+            [found] = record.found.values()
+            values = to_float32(found).reshape(-1, 2 * top_k)
+        active = values[:, :top_k] > 0
+        numbers = np.where(active, values[:, top_k:], -1).astype("<i4")
+        shape = (top_k,) if reduce == "last" else active.shape
+        strengths = np.where(active, values[:, :top_k], 0).astype("<f4")
+        both = TensorData("float32", shape, strengths.tobytes()), TensorData("int32", shape, numbers.tobytes())
+        if reduce == "last":
+            rows.append(both)
+        elif record.error is None:
+            tensors |= {f"{record.index}.activations": both[0], f"{record.index}.features": both[1]}
+    if rows:
+        activations, features = zip(*rows, strict=True)
+        tensors = {"activations": _stacked(activations), "features": _stacked(features)}
+    return tensors
 
 
 def _stacked(parts: Sequence[TensorData]) -> TensorData:
@@ -351,6 +407,8 @@ class Reader:
     def size(self, record: Record, wanted: Wanted) -> int:
         """Bytes of what is kept of a record whose positions have been chosen."""
         count = len(record.positions) if wanted.reduce == "none" else 1
+        if wanted.features is not None:
+            return count * 2 * wanted.features.top_k * NUMBER_BYTES["float32"]
         return count * position_bytes(wanted.sites, self.info, len(record.token_ids))
 
     async def choose(self, owner: str | None, record: Record, prompt: str | list[int], wanted: Wanted) -> None:
@@ -384,7 +442,9 @@ class Reader:
         is_all = len(record.positions) == len(record.token_ids)
         among = () if is_all else runs_of(record.positions)
         async with self._places.place():
-            record.found = await read_prompt(self.registry, owner, record.token_ids, wanted.sites, among, param=param)
+            record.found = await read_prompt(
+                self.registry, owner, record.token_ids, wanted.sites, among, wanted.features, param=param
+            )
         if wanted.reduce != "none":  # or all of a shard would be in memory
             record.found = {site: _reduced(tensor, wanted.reduce) for site, tensor in record.found.items()}
 
@@ -406,10 +466,12 @@ class ActivationJobs(Jobs[ActivationsJob, _KeptJob]):
         reader: Reader,
         tenancy: Tenancy,
         lease: FolderLease | None,
+        uploads: Uploads,
         *,
         max_line_bytes: int,
     ) -> None:
         """Load the jobs of an earlier run, from `activations` in the folder of `files`. Raises `FieldOutOfRange`."""
+        self._uploads = uploads
         super().__init__(files.folder / "activations", _KeptJob, files, lease)
         self._reader, self._tenancy, self._max_line_bytes = reader, tenancy, max_line_bytes
 
@@ -417,12 +479,15 @@ class ActivationJobs(Jobs[ActivationsJob, _KeptJob]):
         """Begin a job. Raises `NotFound`, `FieldOutOfRange`, `Busy`."""
         assert body.input_file_id is not None
         file = self._files.find(owner, body.input_file_id, param="input_file_id")
-        wanted = Wanted.of(body, self._reader.info)
+        wanted, features = Wanted.of(body, self._reader.info, self._uploads, owner), None
+        if (read := wanted.features) is not None:
+            features = JobFeatures(dictionary=read.name, sha256=read.digest, top_k=read.top_k)
         self._check_room(owner)
         job = ActivationsJob(
             id=new_id("act_"),
             input_file_id=file.id,
             layers={point: list(layers) for point, layers in wanted.sites.items()},
+            features=features,
             positions=body.positions,
             reduce=body.reduce,
             prompts_per_shard=body.prompts_per_shard,
@@ -434,10 +499,12 @@ class ActivationJobs(Jobs[ActivationsJob, _KeptJob]):
         REQUEST.set({"state": {"is_background": True, "owner": kept.owner}})  # the task is this job's alone
         problem: BatchProblem | None = None
         try:
-            if kept.job.status == "validating":
-                await self._check(kept)
-            if not kept.job.errors:
-                await self._until_cancelled(kept, self._work(kept))
+            with ExitStack() as stack:
+                features = self._hold(kept, stack)
+                if kept.job.status == "validating":
+                    await self._check(kept)
+                if not kept.job.errors:
+                    await self._until_cancelled(kept, self._work(kept, features))
         except DjinnError as error:
             problem = BatchProblem(code=error.code, message=error.message)
         except ValidationError:
@@ -454,6 +521,19 @@ class ActivationJobs(Jobs[ActivationsJob, _KeptJob]):
                 logger.warning("job %s waits for the disk: %s", kept.job.id, error)
                 await asyncio.sleep(LONGEST_WAIT_S)
 
+    def _hold(self, kept: _KeptJob, stack: ExitStack) -> TopFeatures | None:
+        """The features that the job reads, of a dictionary that stays as long as `stack` does. Raises `NotFound`,
+        `UploadsFull`, `FieldOutOfRange` if it is another dictionary by now.
+        """
+        if (asked := kept.job.features) is None:
+            return None
+        found, features = self._uploads.features(kept.owner, asked.dictionary, asked.top_k)
+        if found.file.digest != asked.sha256:
+            wrong = f"features.dictionary: {asked.dictionary} is another one by now"
+            raise FieldOutOfRange(wrong, param="features.dictionary")
+        stack.enter_context(self._uploads.holding(found))
+        return features
+
     async def _check(self, kept: _KeptJob) -> None:
         """Count the lines of the file, and note what is wrong with them."""
         began, registry = time.perf_counter(), self._reader.registry
@@ -465,13 +545,13 @@ class ActivationJobs(Jobs[ActivationsJob, _KeptJob]):
         counts, now = PromptCounts(total=total), int(time.time())
         await self._change(kept, status=status, in_progress_at=now, prompt_counts=counts, errors=problems)
 
-    async def _work(self, kept: _KeptJob) -> None:
+    async def _work(self, kept: _KeptJob, features: TopFeatures | None) -> None:
         """Write every shard that is not there yet."""
         job, files, reader = kept.job, self._files, self._reader
         sites: Sites = {}
         for name, layers in job.layers.items():
             sites |= find_sites([name], layers, reader.info)  # the model may be another by now
-        wanted = Wanted(sites, job.positions, job.reduce)
+        wanted = Wanted(sites, job.positions, job.reduce, features)
         shards = list(takewhile(lambda shard: files.has(shard.file_id), job.shards))
         first = shards[-1].end if shards else 0
         async with aclosing(self._records(kept, first, wanted)) as groups:

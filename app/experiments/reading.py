@@ -17,9 +17,9 @@ import numpy as np
 from pydantic import Field
 
 from app.domain.activations import MAX_CAPTURE_BYTES, Captures
-from app.domain.breakpoints import Action, Breakpoint, TensorData, When
+from app.domain.breakpoints import Action, Breakpoint, TensorData, TopFeatures, When
 from app.domain.errors import ActivationsFull, Draining, FieldOutOfRange, WrongState
-from app.domain.points import ABOUT, ORDER, Axis, Point, find_point, names_of
+from app.domain.points import ABOUT, ORDER, WHOLE, Axis, Point
 from app.domain.positions import Runs, clip_runs, count
 from app.domain.values import FinishReason, ModelInfo, SamplingParams, StopRule
 from app.messages import TurnFinished
@@ -29,6 +29,7 @@ from app.sessions.turns import TurnRequest
 from app.text.generation import TextRule
 from app.text.tokenizer import TextLimit, Tokens
 from app.wire.base import MAX_COUNT, LongList, TextOrList, TokenId, check_token_ids
+from app.wire.points import layers_of, named_point, shape_at
 
 PLACES_AT_ONCE = 128
 """Layers, summed over points, that one pass captures: each is an operation at every position."""
@@ -62,25 +63,19 @@ def encode(prompt: str | Sequence[int], tokens: Tokens, info: ModelInfo, *, para
 
 def find_sites(names: Iterable[str], layers: Sequence[int] | None, info: ModelInfo) -> Sites:
     """The layers of each of the points named `names`: those of a name such as `blocks.3.attn.hook_q`, else `layers`,
-    else all that have the point. Raises `FieldOutOfRange` for what the model lacks.
+    else all that have the point. What is named twice counts once. Raises `FieldOutOfRange` for what the model lacks.
     """
     chosen = defaultdict[Point, set[int]](set)
-    for index, layer in enumerate(layers or ()):
-        if layer >= info.num_layers:
-            raise FieldOutOfRange(f"layers.{index}: {layer} must be from 0 to {info.num_layers - 1}", param="layers")
+    for layer in layers or ():
+        shape_at(info, Point.RESID_POST, layer, param="layers")
     for index, name in enumerate(names):
-        named, param = find_point(name), f"points.{index}"
-        shapes = () if named is None else info.points.get(named[0], ())
-        having = [layer for layer, shape in enumerate(shapes) if shape is not None]
-        if named is None or not having:
-            raise FieldOutOfRange(f"{param}: {name!r} must be one of {names_of(info.points)}", param=param)
-        point, at = named
+        param = f"points.{index}"
+        point, at = named_point(info, name, param=param)
         if ABOUT[point].axis is Axis.STATE:
             raise FieldOutOfRange(f"{param}: {point} is of a pass, not of its positions", param=param)
-        wanted = [at] if at is not None else layers if layers and len(having) > 1 else having
-        if lacking := [each for each in wanted if each not in having]:
-            where = ", ".join(map(str, having))
-            raise FieldOutOfRange(f"{param}: layer {lacking[0]} has no {point}; these have: {where}", param=param)
+        wanted = [at] if at is not None else layers if layers and point not in WHOLE else layers_of(info, point)
+        for layer in wanted:
+            shape_at(info, point, layer, param=param)
         chosen[point].update(wanted)
     return {point: tuple(sorted(chosen[point])) for point in sorted(chosen, key=ORDER.__getitem__)}
 
@@ -105,10 +100,10 @@ def passes(sites: Sites) -> Iterable[Sites]:
         yield dict(part)
 
 
-def capturing(sites: Sites, among: Runs) -> list[Breakpoint]:
-    """Breakpoints that capture these positions at all sites."""
+def capturing(sites: Sites, among: Runs, features: TopFeatures | None = None) -> list[Breakpoint]:
+    """Breakpoints that capture these positions at all sites, or there the most active features."""
     return [
-        Breakpoint(f"read_{point}", layers, Action.CAPTURE, When(among=among), point=point)
+        Breakpoint(f"read_{point}", layers, Action.CAPTURE, When(among=among), point=point, features=features)
         for point, layers in sites.items()
     ]
 
@@ -142,11 +137,13 @@ async def read_prompt(
     token_ids: Sequence[int],
     sites: Sites,
     among: Runs = (),
+    features: TopFeatures | None = None,
     *,
     param: str = "prompt",
 ) -> Found:
     """What the prompt has at `sites`, at the positions `among` (none: at all): `[positions, width]`, and of a pattern
-    `[positions, heads, keys]` with 0 for keys behind the query. The caller may be cancelled at any moment.
+    `[positions, heads, keys]` with 0 for keys behind the query; or of `features` the activations, and then the numbers,
+    `[positions, 2 * top_k]`. The caller may be cancelled at any moment.
 
     Raises `ActivationsFull` where `max_activation_bytes` has no room now, and what turns and sessions do.
     """
@@ -158,7 +155,7 @@ async def read_prompt(
         part = max(1, PART_BYTES // position_bytes(some, info, end))
         seen = defaultdict[tuple[Point, int], list[TensorData]](list)
         async with registry.ephemeral(owner) as session:
-            registry.whitebox.arm_now(session, *capturing(some, among))
+            registry.whitebox.arm_now(session, *capturing(some, among, features))
             for first in range(0, end, part):
                 last = min(end, first + part)
                 await compute(registry, session, token_ids[first:last], param=param)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from dataclasses import astuple
 from itertools import pairwise
 
 import numpy as np
@@ -20,7 +19,9 @@ from app.domain.breakpoints import (
     Breakpoint,
     Edit,
     EditOp,
+    Gate,
     Intervention,
+    OfTopK,
     PartKind,
     Pass,
     TensorData,
@@ -33,7 +34,8 @@ from app.exports.snapshot import PausedTurnSnapshot, SessionSnapshot, check_text
 from app.sessions.registry import SessionRegistry
 from app.sessions.whitebox import MAX_BREAKPOINTS
 from app.wire.base import MAX_COUNT
-from app.wire.breakpoints import MAX_TIMEOUT_S, MIN_TIMEOUT_S
+from app.wire.breakpoints import MAX_TIMEOUT_S, MAX_TOP_K, MIN_TIMEOUT_S
+from app.wire.dictionaries import MAX_FEATURES
 from app.wire.edits import MAX_EDITS, MAX_FACTOR, MAX_FLOAT32, NEEDED_BY, TAKEN_BY, VECTOR_NAME, fits
 from app.wire.points import PARTS
 from app.wire.probes import MAX_HIDDEN
@@ -98,11 +100,24 @@ class SnapshotChecks:
         heads = breakpoint.heads
         _require(not heads or breakpoint.action is Action.CAPTURE, "heads")
         _require(not heads or (_rise(heads) and heads[-1] < min(shape.heads for shape in shapes)), "heads")
+        features, gate = breakpoint.features, breakpoint.gate
+        _require((features is not None) == (breakpoint.action is Action.FEATURES), "features")
+        if features is not None:
+            _require(
+                1 <= features.top_k <= MAX_TOP_K and re.fullmatch(VECTOR_NAME, features.name) is not None, "features"
+            )
+            _require(features.k is None or 1 <= features.k <= MAX_FEATURES, "features")
+            _require(features.width == shapes[0].width, "features")
+        if gate is not None:
+            pauses = breakpoint.action is Action.PAUSE
+            _require(breakpoint.action is Action.CAPTURE or (pauses and not info.state_bytes), "gate")
+            for shape in shapes:
+                self._check_gate(gate, shape)
         probe = breakpoint.probe
         _require((probe is not None) == (breakpoint.action is Action.PROBE), "probe")
         if probe is not None:
             width = shapes[0].width
-            numbers = probe.hidden * (width + 2) + 1 if probe.hidden else width + 1
+            numbers = _weights(probe.hidden, width)
             _require(0 <= probe.hidden <= MAX_HIDDEN and re.fullmatch(VECTOR_NAME, probe.name) is not None, "probe")
             _require(probe.above is None or abs(probe.above) <= MAX_FLOAT32, "probe")
             _require(probe.then is not Then.PAUSE or not info.state_bytes, "probe")
@@ -110,7 +125,7 @@ class SnapshotChecks:
         _require(1 <= edits <= MAX_EDITS if breakpoint.action is Action.EDIT else edits == 0, "edits")
         for edit in breakpoint.edits:
             for shape in shapes:
-                self._check_edit(edit, shape, ABOUT[breakpoint.point].axis)
+                self._check_edit(edit, shape, ABOUT[breakpoint.point].axis, layer=layers[0])
 
     def _check_interventions(self, interventions: tuple[Intervention, ...]) -> None:
         runs = sum(len(made.runs) for made in interventions)
@@ -127,7 +142,7 @@ class SnapshotChecks:
             about = ABOUT[made.point]
             _require(about.edits, "point")
             shape = self._shape(made.point, made.boundary - 1)
-            self._check_edit(made.edit, shape, about.axis, rows=made.end - made.first)
+            self._check_edit(made.edit, shape, about.axis, rows=made.end - made.first, layer=made.boundary - 1)
         edits_at = np.zeros(len(self._history) + 1, np.int64)
         for run in (run for made in interventions for run in made.runs):
             edits_at[run.first : run.end : run.step] += 1
@@ -141,7 +156,15 @@ class SnapshotChecks:
             raise ValueError("invalid point")
         return shape
 
-    def _check_edit(self, edit: Edit, shape: PointShape, axis: Axis, rows: int | None = None) -> None:
+    def _check_gate(self, gate: Gate, shape: PointShape) -> None:
+        ends = [end for end in (gate.above, gate.below) if end is not None]
+        _require(bool(ends) and all(abs(end) <= MAX_FLOAT32 for end in ends), "gate")
+        _require(gate.hidden is None or 0 <= gate.hidden <= MAX_HIDDEN, "gate")
+        numbers = shape.width if gate.hidden is None else _weights(gate.hidden, shape.width)
+        self._check_tensor(gate.along, (numbers,), "float32")
+        _check_topk(gate.of_topk, shape)
+
+    def _check_edit(self, edit: Edit, shape: PointShape, axis: Axis, rows: int | None = None, *, layer: int) -> None:
         """`rows` is how many positions the edit was made at, by whatever factor; one that is still to be made has as
         many as its positions, if it has rows.
         """
@@ -154,9 +177,7 @@ class SnapshotChecks:
             _require(edit.op in (TAKEN_BY if vector else NEEDED_BY)["vector"] or not vector, "vector")
             _require(bool(vector) or edit.op not in NEEDED_BY["vector"], "vector")
         if edit.gate is not None:
-            ends = [end for end in (edit.gate.above, edit.gate.below) if end is not None]
-            _require(bool(ends) and all(abs(end) <= MAX_FLOAT32 for end in ends), "gate")
-            self._check_tensor(edit.gate.along, (shape.width,), "float32")
+            self._check_gate(edit.gate, shape)
         part, sizes = edit.part, {shape.width}
         if part is not None:
             in_heads = part.kind is PartKind.HEADS
@@ -164,9 +185,13 @@ class SnapshotChecks:
             _require(_rise(part.chosen) and part.chosen[-1] < part.of, "part")
             sizes.add(shape.width // part.of if in_heads else len(part.chosen))
         if edit.feature is not None:
+            reads = edit.feature.reads
+            read = shape if reads is None else self._shape(reads, layer)
             _require(edit.op in (EditOp.SCALE, EditOp.CLAMP, EditOp.ABLATE) and part is None, "feature")
-            _require(all(abs(number) <= MAX_FLOAT32 for number in astuple(edit.feature)), "feature")
-            self._check_tensor(vector or NO_VECTOR, (2 * shape.width,), "float32")
+            rule = edit.feature.scale, edit.feature.bias, edit.feature.gate, edit.feature.threshold
+            _require(all(abs(number) <= MAX_FLOAT32 for number in rule), "feature")
+            _check_topk(edit.feature.of_topk, read)
+            self._check_tensor(vector or NO_VECTOR, (read.width + shape.width,), "float32")
             return
         if vector is None:
             return
@@ -217,6 +242,17 @@ class SnapshotChecks:
                 _require(prompt_tokens <= place.first == tokens - 1, f"{span} of {tokens} tokens")
             case Pass.ANY:
                 _require(False, span)
+
+
+def _weights(hidden: int, width: int) -> int:
+    """How many numbers a probe has."""
+    return hidden * (width + 2) + 1 if hidden else width + 1
+
+
+def _check_topk(feature: OfTopK | None, read: PointShape) -> None:
+    if feature is not None:
+        _require(1 <= feature.k <= MAX_FEATURES and 0 <= feature.index < MAX_FEATURES, "feature")
+        _require(feature.width == read.width, "feature")
 
 
 def _rise(numbers: tuple[int, ...]) -> bool:

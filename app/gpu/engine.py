@@ -369,14 +369,14 @@ def finish_step(turns: Turns, rows: Sequence[Row], result: StepResult) -> Iterat
     failed, halted = result.broken | result.unfit, dict[Row, Captured]()
     for row, captured in result.captured.items():
         for each in captured:
-            if each.probe is None:
-                turns.activations.capture(row.sequence, each)
-            elif row not in failed and row.sequence.turn is row.turn:
-                found = turns.probed(row, each, stopped=row in result.stopped)
-                if found is not None:
-                    yield found[0]
-                    if found[1]:
-                        halted.setdefault(row, each)
+            if each.reads is not None and row not in failed and row.sequence.turn is row.turn:
+                told, halts = turns.read(row, each, stopped=row in result.stopped)
+                yield from told
+                if halts:
+                    halted.setdefault(row, each)
+        for each in captured:
+            if each.reads is None and not (row in halted and turns.runs_again(halted[row], row in result.stopped)):
+                yield from turns.capture(row, each)
     for row, scores in result.scores.items():
         if row not in failed:
             yield from turns.score(row, scores)

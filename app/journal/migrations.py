@@ -42,7 +42,7 @@ def copy_journal(source: Path, target: Path) -> int:
 
 
 def _lets_go(table: str) -> tuple[str, ...]:
-    """What format 11 has instead of earlier triggers of `table`: a tensor goes with the last row that refers to it."""
+    """What format 10 has instead of earlier triggers of `table`: a tensor goes with the last row that refers to it."""
     unused = " AND ".join(
         f"NOT EXISTS (SELECT 1 FROM {each} WHERE tensor = old.tensor)"
         for each in ("breakpoint_vector", "intervention", "upload")
@@ -93,8 +93,6 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE home ADD COLUMN peer_journal TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE session ADD COLUMN adapter TEXT",
         "ALTER TABLE session ADD COLUMN adapter_digest TEXT",
-    ),
-    (
         "CREATE TABLE upload (owner TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, body TEXT NOT NULL, "
         "tensor BLOB, PRIMARY KEY (owner, kind, name)) STRICT, WITHOUT ROWID",
         "INSERT INTO upload SELECT owner, 'vector', name, json_object('dtype', dtype, 'shape', json_array(size)), "

@@ -330,7 +330,7 @@ class JournalStore:
 
     def _require_free_for(self, model: ModelInfo) -> None:
         theirs, ours = self._owner(), _identity(model)
-        named = "SELECT name FROM sqlite_schema WHERE name IN ('upload', 'vector')"  # before format 11 it is `vector`
+        named = "SELECT name FROM sqlite_schema WHERE name IN ('upload', 'vector')"  # before format 10 it is `vector`
         (table,) = self._connection.execute(named).fetchone()
         count = f"SELECT (SELECT count(*) FROM session), (SELECT count(*) FROM {table})"
         sessions, uploads = self._connection.execute(count).fetchone()

@@ -11,14 +11,14 @@ from typing import Any, Literal, Protocol
 import orjson
 
 from app.domain.values import FinishReason, ModelInfo, TurnUsage
-from app.messages import Probed, Started, TurnFinished
+from app.messages import Reading, Started, TurnFinished
 from app.openai.fields import StreamOptions
 from app.openai.logprobs import json_list, one_list, scored_token
 from app.text.generation import TextChunk, TextItem
 from app.text.tokenizer import Tokens
 from app.tools.reader import Answer, CallArguments, CallBegun, Content, Piece, Reasoning
 from app.web.errors import body_of
-from app.wire.probes import ProbeReading
+from app.wire.readings import djinn_of
 
 Items = AsyncIterator[tuple[int, TextItem]]
 """What `Choices` yields: an item and the index of its choice."""
@@ -64,8 +64,8 @@ class UsageCount:
         self._cached: Counter[int] = Counter()
         self._generated: Counter[int] = Counter()
         self._usages: dict[int, TurnUsage] = {}
-        self.probes: list[dict[str, Any]] = []
-        """What probes have found."""
+        self.readings: list[Reading] = []
+        """What has been read inside the model."""
 
     def take(self, index: int, item: TextItem) -> None:
         """Take choice `index`'s next item."""
@@ -73,8 +73,8 @@ class UsageCount:
             self._cached[index] = item.cached_tokens
         elif isinstance(item, TextChunk):
             self._generated[index] += len(item.token_ids)
-        elif isinstance(item, Probed):
-            self.probes.append(ProbeReading.of(item).model_dump())
+        elif isinstance(item, Reading):
+            self.readings.append(item)
         elif isinstance(item, TurnFinished):
             self._usages[index] = item.usage
 
@@ -122,9 +122,9 @@ async def collect(items: Items, writer: ChunkWriter, *, n: int, count: int) -> t
     return collected, usage
 
 
-def with_probes(head: dict[str, Any], usage: UsageCount) -> dict[str, Any]:
-    """The head of an answer with what probes have found, if there are any."""
-    return head if not usage.probes else {**head, "djinn": {**head.get("djinn", {}), "probes": usage.probes}}
+def with_readings(head: dict[str, Any], readings: Sequence[Reading]) -> dict[str, Any]:
+    """The head of an answer with what has been read inside the model, if there is anything."""
+    return head if not readings else {**head, "djinn": {**head.get("djinn", {}), **djinn_of(readings)["djinn"]}}
 
 
 async def stream(
@@ -148,9 +148,8 @@ async def stream(
     try:
         async for index, item in items:
             usage.take(index, item)
-            if isinstance(item, Probed):
-                yield _event(orjson.dumps({**with_probes(head, usage), "choices": []}))
-                usage.probes.clear()
+            if isinstance(item, Reading):
+                yield _event(orjson.dumps({**with_readings(head, [item]), "choices": []}))
             for entry in await writer.entries(index, item):
                 chunk = {**head, "choices": [entry]}
                 if options.include_usage and options.continuous_usage_stats:

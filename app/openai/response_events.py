@@ -8,7 +8,7 @@ import orjson
 
 from app.domain.errors import Busy, DjinnError
 from app.domain.values import FinishReason, TokenLogprobs
-from app.messages import TurnFinished
+from app.messages import Reading, TurnFinished
 from app.openai.logprobs import ScoredText
 from app.openai.response import IncompleteDetails, ResponseErrorView, ResponseObject, ResponseUsage
 from app.openai.response_items import (
@@ -29,6 +29,8 @@ from app.text.tokenizer import Tokens
 from app.tools.reader import Answer, CallArguments, CallBegun, Content, Reasoning
 from app.tools.thinking import Seal
 from app.web.errors import body_of
+from app.wire.calls import Djinn
+from app.wire.readings import by_kind, djinn_of
 
 Event = dict[str, Any]
 """One event, for `orjson` to write. `ResponseWriter` gives each its `sequence_number` last."""
@@ -74,6 +76,7 @@ class ResponseWriter:
         """Log-probabilities of the message that was opened last."""
         self._unsaid: list[TokenLogprobs] = []
         """Those of text that is held back, as it may begin a call."""
+        self._untold: list[Reading] = []
         self._number = 0
 
     def begin(self) -> Iterator[Event]:
@@ -84,6 +87,14 @@ class ResponseWriter:
     def write(self, chunk: TextChunk) -> Iterator[Event]:
         """The events of the next text."""
         return map(self._numbered, self._take(chunk))
+
+    def read(self, found: Reading) -> None:
+        """The next event tells of what has been read inside the model, and so does the response at its end."""
+        self._untold.append(found)
+        told = self.response.djinn = self.response.djinn or Djinn()
+        for kind, readings in by_kind([found]).items():
+            setattr(told, kind, getattr(told, kind) or [])
+            getattr(told, kind).extend(readings)
 
     def finish(self, finished: TurnFinished) -> Iterator[Event]:
         """The events of the end but the last one. From now on the response is whole."""
@@ -132,7 +143,8 @@ class ResponseWriter:
 
     def _numbered(self, event: Event) -> Event:
         number, self._number = self._number, self._number + 1
-        return {**event, "sequence_number": number}
+        untold, self._untold = self._untold, []
+        return {**event, **djinn_of(untold), "sequence_number": number}
 
     def _take(self, item: TextChunk | TurnFinished) -> Iterator[Event]:
         thought = self._answer.tokens_before_content

@@ -3,19 +3,19 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
 
 from app.domain.activations import Captures
-from app.domain.breakpoints import Probe, TensorData, Then
+from app.domain.breakpoints import Action, Edit, Probe, TensorData, Then
 from app.domain.errors import FieldOutOfRange, NotFound
 from app.domain.points import ABOUT, Point, find_point
 from app.domain.uploads import Dictionary, StoredProbe, Translators, UploadKind
 from app.routers.dependencies import CleanupDep, OwnerDep, Services, ServicesDep, SessionDep, errors
-from app.routers.edits import to_edits
+from app.routers.edits import to_edits, to_gate
 from app.sessions.session import Session
 from app.sessions.side_work import FILE_BYTES_PER_S, Lane
 from app.web.bodies import FILE, PART_BYTES, JsonRoute, file_response
@@ -23,11 +23,12 @@ from app.web.sse import unless_disconnected
 from app.wire.breakpoints import BreakpointBody, BreakpointList, BreakpointView, CapturesQuery
 from app.wire.dictionaries import FeaturesQuery, FeaturesView
 from app.wire.maps import AttributionQuery, AttributionView, LensMapQuery, LensMapView, NormsQuery, NormsView
-from app.wire.points import Target
+from app.wire.points import Target, place_at
 from app.wire.probes import ProbeBody
 from app.wire.tensors import norm, vector_of, write_file
 
 T = TypeVar("T")
+NO_SECOND_PASS = "a model whose layers remember cannot run a pass again to pause in it"
 
 
 async def large_content(
@@ -57,14 +58,21 @@ async def create_breakpoint(
     """Arm a breakpoint, whatever the session is doing. What its edits name, vectors and what sessions keep, is taken as
     it is now.
     """
+    info, probe, features, gate = services.info, None, None, None
+    edits: tuple[Edit, ...] = ()
     if body.probe is not None:
         probe, target = await _probe(body.probe, services, owner)
-        breakpoint = body.to_breakpoint(services.info, target, (), probe)
-        await services.sessions.whitebox.arm(session, breakpoint)
-        return BreakpointView.model_validate(breakpoint)
-    target = body.to_target(services.info)
-    edits = await to_edits(body.edits or (), services, owner, target)
-    breakpoint = body.to_breakpoint(services.info, target, edits)
+    elif body.features is not None:
+        dictionary, features = services.uploads.features(owner, body.features.dictionary, body.features.top_k)
+        target = place_at(info, dictionary.point, dictionary.layer)
+    else:
+        target = body.to_target(info)
+        edits = await to_edits(body.edits or (), services, owner, target)
+        if (field := body.when.value_field) is not None:
+            if body.action is Action.PAUSE and info.state_bytes:
+                raise FieldOutOfRange(f"when.{field}: {NO_SECOND_PASS}", param=f"when.{field}")
+            gate = await to_gate(body.when, services, owner, target, "when")
+    breakpoint = body.to_breakpoint(info, target, edits, probe, features, gate)
     await services.sessions.whitebox.arm(session, breakpoint)
     return BreakpointView.model_validate(breakpoint)
 
@@ -73,17 +81,12 @@ async def _probe(body: ProbeBody, services: Services, owner: str | None) -> tupl
     """The probe as it is now, and where it is. Raises `NotFound`, `FieldOutOfRange`."""
     found = services.uploads.get(owner, UploadKind.PROBE, body.name, StoredProbe, param="probe.name")
     if body.then is Then.PAUSE and services.info.state_bytes:
-        wrong = (
-            "probe.then: a model whose layers remember cannot run a pass again to pause in it: only stop goes with it"
-        )
-        raise FieldOutOfRange(wrong, param="probe.then")
+        raise FieldOutOfRange(f"probe.then: {NO_SECOND_PASS}: only stop goes with it", param="probe.then")
     if body.then is Then.PAUSE and (why := ABOUT[found.point].no_pause):
         raise FieldOutOfRange(f"probe.then: {found.point} cannot pause: {why}", param="probe.then")
-    shape = services.info.points[found.point][found.layer]
-    assert shape is not None
     weights = vector_of(await asyncio.to_thread(services.uploads.numbers, found.file))
     probe = Probe(body.name, weights, found.hidden, found.sigmoid, body.above, body.then)
-    return probe, Target(found.point, (found.layer,), (shape,))
+    return probe, place_at(services.info, found.point, found.layer)
 
 
 @router.get("/breakpoints", operation_id="listBreakpoints", responses=errors(404))
@@ -185,8 +188,15 @@ async def get_lens_map(
         lens = uploads.get(owner, UploadKind.LENS, query.lens, Translators)
         uploads.require_loaded(lens, UploadKind.LENS)
     layers, ask = query.to_lens_layers(lens, info.num_layers), query.to_ask(lens, info.vocab_size)
-    reading = services.sessions.whitebox.lens_map(session, query.to_positions(), layers, ask)
-    return LensMapView.of(*await unless_disconnected(request, reading), services.tokens)
+    with ExitStack() as stack:
+        beside = None
+        if query.beside is not None:
+            try:
+                beside = stack.enter_context(services.sessions.table.using(query.beside, owner))
+            except NotFound as error:
+                raise NotFound(error.message, param="beside") from error
+        reading = services.sessions.whitebox.lens_map(session, query.to_positions(), layers, ask, beside)
+        return LensMapView.of(*await unless_disconnected(request, reading), services.tokens)
 
 
 @maps_router.get("/norms", operation_id="getNorms", responses=errors(404))
@@ -209,10 +219,11 @@ async def get_attribution(
     request: Request, session: SessionDep, query: Annotated[AttributionQuery, Query()], services: ServicesDep
 ) -> AttributionView:
     """Direct logit attribution: what each layer, and each `attn_out` and `mlp_out` that is captured, adds to the logit
-    of one token less that of another at a position. The stream after the last layer must be captured.
+    of one token less that of another at a position, and so each head where `z` is, and neurons where `mlp_post` is.
+    The stream after the last layer must be captured.
     """
     tokens = query.to_tokens(services.info.vocab_size)
-    reading = services.sessions.whitebox.attribution(session, query.to_positions(), tokens)
+    reading = services.sessions.whitebox.attribution(session, query.to_positions(), tokens, query.neurons)
     return AttributionView.of(await unless_disconnected(request, reading), tokens)
 
 

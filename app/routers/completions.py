@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from app.domain.values import ModelInfo
-from app.openai.answers import ChatChunkWriter, collect, head_of, stream, whole_choice, whole_json, with_probes
+from app.openai.answers import ChatChunkWriter, collect, head_of, stream, whole_choice, whole_json, with_readings
 from app.openai.chat import ChatBody, chat_of
 from app.openai.chat_prompt import chat_prompt
 from app.openai.completions import CompletionBody, CompletionChunkWriter, Echo, whole_continuation
@@ -85,7 +85,7 @@ async def create_chat_completion(request: Request, body: ChatBody, call: ApiCall
     entries, usage = await unless_disconnected(request, collect(aiter(choices), writer, n=body.n, count=body.n))
     head["object"] = "chat.completion"
     whole = starmap(whole_choice, enumerate(entries))
-    answer = await whole_json(with_probes(head, usage), whole, usage=usage.total(), metadata=body.metadata)
+    answer = await whole_json(with_readings(head, usage.readings), whole, usage=usage.total(), metadata=body.metadata)
     return call.answer(Response(answer, media_type="application/json"))
 
 
@@ -125,7 +125,7 @@ async def create_completion(request: Request, body: CompletionBody, call: ApiCal
         request, collect(aiter(choices), writer, n=body.n, count=len(prompts) * body.n)
     )
     whole = (whole_continuation(index, each, token_ids=body.return_token_ids) for index, each in enumerate(entries))
-    answer = await whole_json(with_probes(head, usage), whole, usage=usage.total())
+    answer = await whole_json(with_readings(head, usage.readings), whole, usage=usage.total())
     return call.answer(Response(answer, media_type="application/json"))
 
 

@@ -1,20 +1,34 @@
 """The edits of a request with the numbers that they name: of uploaded vectors, and of what sessions keep."""
 
 import asyncio
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.domain.activations import Activation, CheckpointInfo
-from app.domain.breakpoints import ALL, Edit, EditOp, Feature, Gate, Part, PartKind, Positions, TensorData, check_bytes
+from app.domain.breakpoints import (
+    ALL,
+    Edit,
+    EditOp,
+    Feature,
+    Gate,
+    OfTopK,
+    Part,
+    PartKind,
+    Positions,
+    TensorData,
+    check_bytes,
+)
 from app.domain.errors import FieldOutOfRange, NotFound
-from app.domain.points import WHOLE, find_point
-from app.domain.uploads import Dictionary, UploadKind
+from app.domain.points import ABOUT, WHOLE, Axis, Point, find_point
+from app.domain.uploads import Dictionary, StoredProbe, UploadKind
 from app.routers.dependencies import Services
-from app.wire.edits import DIRECTION_LENGTHS, EditBody, FeatureBody, GateBody, KeptBody, fits, to_positions
-from app.wire.points import Target, check_part, find_target
+from app.wire.edits import DIRECTION_LENGTHS, EditBody, FeatureBody, KeptBody, ValueFields, fits, to_positions
+from app.wire.points import Target, check_part, find_target, place_at
 from app.wire.tensors import first_infinite, norm, to_float32, vector_of
 
 MAX_SHARE = 1e-6
@@ -23,9 +37,7 @@ MAX_SHARE = 1e-6
 
 def checkpoint_target(services: Services, info: CheckpointInfo) -> Target:
     """Where a paused turn's checkpoint is."""
-    shape = services.info.points[info.point][info.layer]
-    assert shape is not None
-    return Target(info.point, (info.layer,), (shape,))
+    return replace(place_at(services.info, info.point, info.layer), is_paused=True)
 
 
 async def to_edits(
@@ -41,6 +53,11 @@ async def to_edits(
         made.append(await _EditMaker(services, owner, target, f"edits.{index}").make(body))
         check_bytes(made, param=f"edits.{index}")
     return tuple(made)
+
+
+async def to_gate(values: ValueFields, services: Services, owner: str | None, target: Target, param: str) -> Gate:
+    """The condition on a value at `target`, which came in the field `param`. Raises `NotFound`, `FieldOutOfRange`."""
+    return await _EditMaker(services, owner, target, param).gate(values, param)
 
 
 class FeatureRow(NamedTuple):
@@ -76,7 +93,7 @@ class _EditMaker:
             max_norm=body.max_norm,
             part=part,
             keep_norm=body.keep_norm,
-            gate=await self._gate(body),
+            gate=None if body.when is None else await self.gate(body.when, f"{self._param}.when"),
             feature=feature,
         )
         if vector is not None and not fits(edit, self._target.shapes[0].width):
@@ -140,28 +157,24 @@ class _EditMaker:
                 width = found.decoder.shape[0]
                 raise FieldOutOfRange(f"{param}: its decoder has {width} numbers, another width", param=param)
             return vector_of(found.decoder), None
-        self._require_here(body, found.dictionary, param)
-        if found.dictionary.writes is not found.dictionary.point:
-            raise FieldOutOfRange(
-                f"{param}: a transcoder reads {found.dictionary.point} and writes {found.dictionary.writes}: only add "
-                "goes with its features",
-                param=param,
-            )
-        return vector_of(np.concatenate([found.encoder, found.decoder])), found.rule
+        dictionary, rule = found.dictionary, found.rule
+        self._require_at(dictionary.writes, body, dictionary, param)
+        if dictionary.writes is not dictionary.point:
+            if self._target.is_paused:
+                raise FieldOutOfRange(
+                    f"{param}: a transcoder reads {dictionary.point}, which is not there any more at a pause: edit "
+                    "with a breakpoint",
+                    param=param,
+                )
+            rule = replace(rule, reads=dictionary.point)
+        return vector_of(np.concatenate([found.encoder, found.decoder])), rule
 
-    def _require_here(self, body: FeatureBody, found: Dictionary, param: str) -> None:
-        """Raise `FieldOutOfRange` unless the feature's activation follows from what stands at the target."""
-        target = self._target
-        if (target.point, target.layers) != (found.point, (found.layer,)):
+    def _require_at(self, point: Point, body: FeatureBody, found: Dictionary, param: str) -> None:
+        """Raise `FieldOutOfRange` unless the target is that point of the dictionary's layer."""
+        if (self._target.point, self._target.layers) != (point, (found.layer,)):
             raise FieldOutOfRange(
-                f"{param}.dictionary: {body.dictionary} is for {found.point} of layer {found.layer} alone",
+                f"{param}.dictionary: {body.dictionary} is for {point} of layer {found.layer} alone",
                 param=f"{param}.dictionary",
-            )
-        if found.k is not None:
-            raise FieldOutOfRange(
-                f"{param}: whether it is active depends on all other features of a TopK dictionary: only add goes with "
-                "it",
-                param=param,
             )
 
     async def _read_feature(self, body: FeatureBody, param: str) -> FeatureRow:
@@ -171,25 +184,50 @@ class _EditMaker:
             wrong = f"{param}.index: {body.index} must be from 0 to {found.features - 1}"
             raise FieldOutOfRange(wrong, param=f"{param}.index")
         names = ("encoder", "decoder", "scale", "bias", "gate", "threshold")
+        of_topk = None if found.k is None else OfTopK(found.file.digest, found.width, found.k, body.index)
+        if of_topk is not None:
+            uploads.require_loaded(found, UploadKind.DICTIONARY)
         encoder, decoder, *rule = await asyncio.to_thread(uploads.rows, found.file, body.index, names)
-        return FeatureRow(found, encoder, decoder, Feature(*map(float, rule)))
+        scale, bias, gate, threshold = map(float, rule)
+        return FeatureRow(found, encoder, decoder, Feature(scale, bias, gate, threshold, of_topk))
 
-    async def _gate(self, body: EditBody) -> Gate | None:
-        if body.when is None:
-            return None
-        if body.when.feature is not None:
-            return await self._feature_gate(body.when, body.when.feature)
-        assert body.when.along is not None
-        along, param, width = self._numbers(body.when.along), f"{self._param}.when.along", self._target.shape().width
+    async def gate(self, values: ValueFields, field: str) -> Gate:
+        """The condition that came in that field."""
+        if ABOUT[self._target.point].axis in (Axis.KEYS, Axis.STATE):
+            wrong = f"{field}: {self._target.point} has no row of numbers at a position, from which a value follows"
+            raise FieldOutOfRange(wrong, param=field)
+        if values.feature is not None:
+            return await self._feature_gate(values, values.feature, f"{field}.feature")
+        if values.probe is not None:
+            return await self._probe_gate(values, values.probe, f"{field}.probe")
+        assert values.along is not None
+        along, param, width = self._numbers(values.along), f"{field}.along", self._target.shape().width
         if along.shape[0] != width:
             raise FieldOutOfRange(f"{param}: it must have {width} numbers, not {along.shape[0]}", param=param)
-        return Gate(along, body.when.above, body.when.below)
+        return Gate(along, values.above, values.below)
 
-    async def _feature_gate(self, body: GateBody, named: FeatureBody) -> Gate:
+    async def _probe_gate(self, body: ValueFields, name: str, param: str) -> Gate:
+        """The logistic function rises, so ends of what it gives are ends of what it takes."""
+        uploads, target = self._services.uploads, self._target
+        found = uploads.get(self._owner, UploadKind.PROBE, name, StoredProbe, param=param)
+        if (target.point, target.layers) != (found.point, (found.layer,)):
+            wrong = f"{param}: {name} is for {found.point} of layer {found.layer} alone"
+            raise FieldOutOfRange(wrong, param=param)
+
+        def end(value: float | None) -> float | None:
+            if value is None or not found.sigmoid:
+                return value
+            if not 0 < value < 1:
+                raise FieldOutOfRange(f"{param}: its values are compared with numbers between 0 and 1", param=param)
+            return float(np.float32(math.log(value) - math.log1p(-value)))
+
+        weights = vector_of(await asyncio.to_thread(uploads.numbers, found.file))
+        return Gate(weights, end(body.above), end(body.below), found.hidden)
+
+    async def _feature_gate(self, body: ValueFields, named: FeatureBody, param: str) -> Gate:
         """The activation of a feature rises with `h . encoder`, so its ends are ends of that."""
-        param = f"{self._param}.when.feature"
         found = await self._read_feature(named, param)
-        self._require_here(named, found.dictionary, param)
+        self._require_at(found.dictionary.point, named, found.dictionary, param)
         rule = found.rule
         least = rule.threshold - rule.gate
 
@@ -200,7 +238,7 @@ class _EditMaker:
                 raise FieldOutOfRange(f"{param}: an activation is compared with numbers from 0", param=param)
             return float(np.float32(max((value - rule.bias) / rule.scale, least)))
 
-        return Gate(vector_of(found.encoder), end(body.above), end(body.below))
+        return Gate(vector_of(found.encoder), end(body.above), end(body.below), of_topk=rule.of_topk)
 
     async def _kept(self, op: EditOp, source: KeptBody, positions: Positions) -> tuple[TensorData, Positions]:
         """What a session keeps, and the positions that it is for."""

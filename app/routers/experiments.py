@@ -1,11 +1,13 @@
 """`/v1/experiments`: many changes of one prompt, or many prompts, behind everybody else's turns."""
 
 from collections.abc import AsyncGenerator
+from contextlib import ExitStack
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
 from app.batches.requests import BatchesQuery
+from app.domain.uploads import Dictionary, UploadKind
 from app.experiments.activations import ActivationsBody, ActivationsJob, ActivationsJobs, Wanted
 from app.experiments.patching import PatchingBody, PatchingEvent, PatchingResult, PatchingStarted, Sweep, to_file
 from app.routers.api_calls import page_of
@@ -76,10 +78,13 @@ async def read_activations(request: Request, body: ActivationsBody, services: Se
     if body.prompts is None:
         return await services.activation_jobs.create(owner, body)
     request.state.is_background = True
-    wanted = Wanted.of(body, services.info)
-    return file_response(
-        request, await unless_disconnected(request, services.activation_reader.ask(owner, body.prompts, wanted))
-    )
+    wanted = Wanted.of(body, services.info, services.uploads, owner)
+    with ExitStack() as stack:
+        if wanted.features is not None:
+            named = services.uploads.get(owner, UploadKind.DICTIONARY, wanted.features.name, Dictionary)
+            stack.enter_context(services.uploads.holding(named))
+        asking = services.activation_reader.ask(owner, body.prompts, wanted)
+        return file_response(request, await unless_disconnected(request, asking))
 
 
 @router.get("/activations", operation_id="listActivations", response_model=ActivationsJobs, responses=errors())

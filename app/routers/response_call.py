@@ -11,7 +11,7 @@ from typing import Any
 from app.domain.errors import ContextTooLong, Draining, FieldOutOfRange, MalformedRequest, Moved, WrongState
 from app.domain.homes import new_response_id
 from app.domain.values import FinishReason
-from app.messages import TurnFinished
+from app.messages import Reading, TurnFinished
 from app.openai.chat_prompt import chat_prompt
 from app.openai.models import tokenized_limit
 from app.openai.response import Conversation, ResponseObject, StoredResponse, check_calls, to_chat
@@ -83,6 +83,8 @@ class ResponseRun:
                 if isinstance(item, TextChunk):
                     for event in self._writer.write(item):
                         yield event
+                elif isinstance(item, Reading):
+                    self._writer.read(item)
                 elif isinstance(item, TurnFinished):
                     if item.reason is FinishReason.CANCELLED and self._services.sessions.table.draining:
                         error = Draining("the server is shutting down; the turn was cancelled")

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 
 from app.domain.errors import Draining, MalformedRequest, Moving, NotDurable, WrongState
 from app.domain.values import SessionState
-from app.messages import Paused, Probed, TurnFinished
+from app.messages import Paused, Reading, TurnFinished
 from app.routers.dependencies import CleanupDep, KeyedDep, OwnerDep, Services, ServicesDep, SessionDep, errors
 from app.routers.edits import checkpoint_target, to_edits
 from app.sessions.keyed import KeyedRequest
@@ -24,7 +24,7 @@ from app.web.openapi import component
 from app.web.sse import EventStream, sse_event, unless_disconnected
 from app.wire.base import check_token_ids
 from app.wire.checkpoint import CheckpointView, ResumeBody
-from app.wire.probes import ProbeReading
+from app.wire.readings import by_kind, event_of
 from app.wire.turns import GenerateBody, TokenEvent, TurnErrorBody, TurnEvent, TurnView, json_with_logprobs
 
 REPLY = "djinn-stands-for-a-reply"
@@ -128,8 +128,9 @@ async def turn_events(
                 event = TokenEvent(text=item.text, token_ids=list(item.token_ids))
                 found = None if reader.logprobs is None else item.logprobs
                 yield sse_event("token", await json_with_logprobs(event, found))
-            elif isinstance(item, Probed):
-                yield sse_event("probe", ProbeReading.of(item).model_dump_json().encode())
+            elif isinstance(item, Reading):
+                name, reading = event_of(item)
+                yield sse_event(name, reading.model_dump_json().encode())
             elif isinstance(item, Paused | TurnFinished):
                 event_of_end = sse_event(*await _turn(session, reader, item))
                 if keyed is not None:
@@ -163,7 +164,7 @@ async def _turn(session: Session, reader: TurnReader, end: Paused | TurnFinished
         finish_reason=None if isinstance(end, Paused) else end.reason,
         usage=end.usage,
         checkpoint=checkpoint,
-        probes=[ProbeReading.of(each) for each in reader.probed] or None,
+        **by_kind(reader.readings),
     )
     found = None if reader.logprobs is None else tuple(reader.logprobs)
     return view.status, await json_with_logprobs(view, found, reader.written)

@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -19,9 +20,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from app.domain.breakpoints import TensorData
-from app.domain.errors import DiskShort, DjinnError, EngineAway, FieldOutOfRange, NotFound, UploadsFull
-from app.domain.uploads import StoredFile, Upload, Uploaded, UploadKey, UploadKind
+from app.domain.breakpoints import TensorData, TopFeatures
+from app.domain.errors import DiskShort, DjinnError, EngineAway, FieldOutOfRange, NotFound, UploadInUse, UploadsFull
+from app.domain.uploads import Dictionary, StoredFile, Upload, Uploaded, UploadKey, UploadKind
 from app.engine_process.executor import EngineExecutor
 from app.journal.journal import Journal
 from app.journal.tables import load_uploads
@@ -74,6 +75,8 @@ class Uploads:
         self._shares: dict[UploadKey, Share] = {}
         self._loaded: set[str] = set()
         """Digests of the files that the engine has."""
+        self._held = Counter[str]()
+        """How many jobs need a file, by its digest."""
         self._changing = asyncio.Lock()
         known = {each.file.digest for each in self._kept.values() if not isinstance(each, TensorData)}
         for path in self._folder.glob("*"):
@@ -96,6 +99,14 @@ class Uploads:
         """Raise `UploadsFull` unless the engine has it: it would not fit when the server started."""
         if not self.is_loaded(found):
             raise UploadsFull(f"the {kind} is not loaded: delete others, and upload it again", param=kind)
+
+    def features(self, owner: str | None, name: str, top_k: int) -> tuple[Dictionary, TopFeatures]:
+        """The owner's dictionary of that name, and how its most active features are read. Raises `NotFound`,
+        `UploadsFull`.
+        """
+        found = self.get(owner, UploadKind.DICTIONARY, name, Dictionary, param="features.dictionary")
+        self.require_loaded(found, UploadKind.DICTIONARY)
+        return found, TopFeatures(name, found.file.digest, found.width, found.k, min(top_k, found.features))
 
     def is_loaded(self, found: Uploaded) -> bool:
         """Whether the engine has its file."""
@@ -130,7 +141,8 @@ class Uploads:
         """Keep `tensors` in a file, and what `make` says of it, in the place of the owner's upload of that name;
         returns that. The engine has loaded it by then.
 
-        Raises `UploadsFull`, `FieldOutOfRange` if the owner has too many, `DiskShort`, and `NotDurable` as vectors do.
+        Raises `UploadsFull`, `FieldOutOfRange` if the owner has too many, `DiskShort`, `UploadInUse` if the one before
+        has to stay, and `NotDurable` as vectors do.
         """
         async with self._changing:
             self._require_place(key)
@@ -139,13 +151,19 @@ class Uploads:
             before = self._kept.get(key)
             try:
                 file = await asyncio.to_thread(self._store, tensors)
+                made = make(file)
                 if file.digest not in self._loaded:
                     await self._executor.call(partial(LoadUpload, path=str(self.path(file)), digest=file.digest))
                     self._loaded.add(file.digest)
+                try:
+                    await self._unload(key, before, but=made)
+                except UploadInUse:
+                    await self._unload(key, made, but=before)
+                    self._remove_file(made)
+                    raise
             except BaseException:
                 share.shrink()
                 raise
-            made = make(file)
             old = self._shares.pop(key, None)
             self._shares[key] = share
             if old is not None:
@@ -153,22 +171,23 @@ class Uploads:
             try:
                 await self._write(key, made)
             finally:
-                await self._let_go(before)
+                self._remove_file(before)
             return made
 
     async def delete(self, owner: str | None, kind: UploadKind, name: str) -> None:
-        """Forget it. Raises `NotFound`, and `NotDurable` as `put_vector`."""
+        """Forget it. Raises `NotFound`, `UploadInUse`, and `NotDurable` as `put_vector`."""
         key = UploadKey(owner, kind, name)
         async with self._changing:
             before = self._kept.get(key)
             if before is None:
                 raise NotFound(f"no {kind} {name[:100]!r}", param=kind)
+            await self._unload(key, before)
             if (share := self._shares.pop(key, None)) is not None:
                 share.shrink()
             try:
                 await self._write(key, None)
             finally:
-                await self._let_go(before)
+                self._remove_file(before)
 
     async def load_all(self) -> None:
         """Have an engine that has none load all files. One that does not fit, or is damaged, stays listed."""
@@ -248,14 +267,35 @@ class Uploads:
             self._journal.append(key, upload)
             await self._journal.settled(key)
 
-    async def _let_go(self, gone: Upload | None) -> None:
-        """Unload and delete the file of an upload that is no more, unless another one has the same."""
+    @contextmanager
+    def holding(self, found: Uploaded) -> Iterator[None]:
+        """The upload stays for the block: deleting it, or putting another one in its place, raises `UploadInUse`."""
+        self._held[found.file.digest] += 1
+        try:
+            yield
+        finally:
+            self._held[found.file.digest] -= 1
+
+    async def _unload(self, key: UploadKey, gone: Upload | None, *, but: Upload | None = None) -> None:
+        """Have the engine forget an upload that is about to go, unless another one has the same file, or what is to
+        come does. Raises `UploadInUse` if something needs it.
+        """
         if gone is None or isinstance(gone, TensorData):
             return
         digest = gone.file.digest
-        if any(not isinstance(each, TensorData) and each.file.digest == digest for each in self._kept.values()):
+        others = [each for other, each in self._kept.items() if other != key] + ([] if but is None else [but])
+        if any(not isinstance(each, TensorData) and each.file.digest == digest for each in others):
             return
+        if self._held[digest]:
+            raise UploadInUse("a job needs it: wait for its end, or cancel it", param="name")
+        if digest in self._loaded and self._executor.failure is None:
+            await self._executor.call(partial(DropUpload, digest=digest))
         self._loaded.discard(digest)
-        self.path(gone.file).unlink(missing_ok=True)
-        if self._executor.failure is None:
-            self._executor.post(partial(DropUpload, digest=digest))
+
+    def _remove_file(self, gone: Upload | None) -> None:
+        """Delete the file of an upload that is no more, unless another one has the same."""
+        if gone is None or isinstance(gone, TensorData):
+            return
+        kept = (each.file.digest for each in self._kept.values() if not isinstance(each, TensorData))
+        if gone.file.digest not in kept:
+            self.path(gone.file).unlink(missing_ok=True)

@@ -258,20 +258,25 @@ class Whitebox:
         return nullcontext() if session.ephemeral else self._keeper.room.keeping(session.id, count)
 
     async def lens_map(
-        self, session: Session, positions: Positions, layers: tuple[int, ...] | None, ask: LensAsk
+        self,
+        session: Session,
+        positions: Positions,
+        layers: tuple[int, ...] | None,
+        ask: LensAsk,
+        beside: Session | None = None,
     ) -> tuple[ActivationMap, LensRows]:
-        """A map after the layers given (None: all), and what a lens tells of each of its residual streams. The caller
-        may be cancelled at any moment.
+        """A map after the layers given (None: all), and what a lens tells of each of its residual streams, and how that
+        differs from the same of a session `beside` it. The caller may be cancelled at any moment.
 
         Each tenant has one map at a time. The slices of its lens give way to turns (`HeadTime`).
 
         Raises `FieldOutOfRange` for positions that are not in the history, and for too many.
         """
-        async with self._map(session, positions, layers) as found:
+        async with self._map(session, positions, layers, beside=beside) as found:
             ask_of = partial(MapLens, session=session.id, ask=ask)
             parts: list[LensRows] = await self._slices(session, found.count, ask_of, LEAST_SLICE)
-            rows, chosen, measures = (_joined(parts, name) for name in ("rows", "chosen", "measures"))
-            return found, LensRows(rows, sum(each.seconds for each in parts), chosen=chosen, measures=measures)
+            rows: dict[str, Any] = {name: _joined(parts, name) for name in ("rows", "chosen", "measures", "others")}
+            return found, LensRows(seconds=sum(each.seconds for each in parts), **rows)
 
     async def norms(
         self, session: Session, positions: Positions, layers: tuple[int, ...] | None, vector: TensorData | None
@@ -297,20 +302,30 @@ class Whitebox:
             seconds = sum(each.seconds for each in parts)
             return found, FeatureRows(_joined(parts, "rows"), _joined(parts, "chosen"), seconds)
 
-    async def attribution(self, session: Session, positions: Positions, tokens: tuple[int, int]) -> Attribution:
+    async def attribution(
+        self, session: Session, positions: Positions, tokens: tuple[int, int], neurons: int
+    ) -> Attribution:
         """What is kept at a position as parts of the difference of two tokens' logits. Raises `FieldOutOfRange`."""
-        make = partial(Attribute, session=session.id, positions=positions, tokens=tokens)
+        make = partial(Attribute, session=session.id, positions=positions, tokens=tokens, neurons=neurons)
         found: Attribution = await self._head.take(session.owner, make)
         return found
 
     @asynccontextmanager
     async def _map(
-        self, session: Session, positions: Positions, layers: tuple[int, ...] | None, point: Point = Point.RESID_POST
+        self,
+        session: Session,
+        positions: Positions,
+        layers: tuple[int, ...] | None,
+        point: Point = Point.RESID_POST,
+        beside: Session | None = None,
     ) -> AsyncIterator[ActivationMap]:
         """A map that the engine holds on to for the block. Each tenant has one at a time."""
+        other = None if beside is None else beside.id
         async with self._mapping[session.owner]:
             try:
-                yield await self._executor.call(lambda ticket: OpenMap(ticket, session.id, positions, layers, point))
+                yield await self._executor.call(
+                    lambda ticket: OpenMap(ticket, session.id, positions, layers, point, other)
+                )
             finally:
                 if session.state is not SessionState.CLOSED and self._executor.failure is None:
                     self._executor.post(lambda ticket: CloseMap(ticket, session.id))

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from app.domain.values import FinishReason, TokenLogprobs
 from app.engine_process.turn import TokenRun, Turn
-from app.messages import Paused, Probed, PromptScored, Started, TurnFinished
+from app.messages import Paused, PromptScored, Reading, Started, TurnFinished
 from app.text.tokenizer import Tokens
 
 MAX_BEGUN = 3
@@ -93,7 +93,7 @@ class TextChunk:
     """The stop string that ends the text here."""
 
 
-TextItem = Started | PromptScored | Probed | TextChunk | Paused | TurnFinished
+TextItem = Started | PromptScored | Reading | TextChunk | Paused | TurnFinished
 
 
 class StopMatcher:
@@ -189,8 +189,8 @@ class TurnReader:
         """
         self.finished: TurnFinished | None = None
         """How the turn has ended; it may have failed to become durable."""
-        self.probed: list[Probed] = []
-        """What probes have found."""
+        self.readings: list[Reading] = []
+        """What has been read inside the model."""
         self._on_stop = on_stop
         self._settled = settled
         self._text: list[str] = []
@@ -235,8 +235,8 @@ class TurnReader:
                     self._end = self.finished
                     yield self.finished
                 else:
-                    if isinstance(item, Probed):
-                        self.probed.append(item)
+                    if isinstance(item, Reading):
+                        self.readings.append(item)
                     yield item
 
     async def read(self) -> Paused | TurnFinished:

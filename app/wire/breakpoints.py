@@ -15,12 +15,23 @@ from pydantic import (
 )
 from typing_extensions import TypeAliasType
 
-from app.domain.breakpoints import Action, Breakpoint, Edit, OnTimeout, Pass, Probe, TensorData, When
+from app.domain.breakpoints import (
+    Action,
+    Breakpoint,
+    Edit,
+    Gate,
+    OnTimeout,
+    Pass,
+    Probe,
+    TensorData,
+    TopFeatures,
+    When,
+)
 from app.domain.errors import FieldOutOfRange
 from app.domain.points import Point
 from app.domain.values import ModelInfo
 from app.wire.base import MAX_COUNT, LongList, QueryModel, TokenId, View, WireModel, check_token_ids
-from app.wire.edits import MAX_EDITS, VECTOR_NAME, Edits, EditView, Numbers
+from app.wire.edits import MAX_EDITS, VECTOR_NAME, Edits, EditView, GateView, Numbers, ValueFields, VectorName
 from app.wire.points import Layer, PointName, Target, check_action, check_heads, find_target
 from app.wire.probes import ProbeBody, ProbeView
 from app.wire.tensors import norm
@@ -34,8 +45,10 @@ ForwardPass = TypeAliasType(
 """`Pass` under a name that is no word of Python, which a generated client could not have."""
 
 
-class WhenBody(WireModel):
-    """Which positions of which passes; every condition that is given must hold."""
+class WhenBody(ValueFields):
+    """Which positions of which passes; every condition that is given must hold. One on a value, which actions pause and
+    capture take, is for the layer and the point of its feature or probe.
+    """
 
     in_pass: ForwardPass = Field(
         Pass.ANY, alias="pass", description="prefill: the turn's context; decode: the tokens that it generates"
@@ -43,6 +56,17 @@ class WhenBody(WireModel):
     position: int | None = Field(None, ge=0, le=MAX_COUNT, description="position in the session's history")
     token_id: TokenId | None = Field(None, description="only where this token stands")
     every: int | None = Field(None, ge=1, le=MAX_COUNT, description="only positions that this number divides")
+
+    @model_validator(mode="after")
+    def _whole_value(self) -> Self:
+        if self.value_field is not None:
+            self.check_value()
+        return self
+
+    @property
+    def value_field(self) -> str | None:
+        """The first field of a condition on a value, if there is one."""
+        return next((name for name in ValueFields.model_fields if getattr(self, name) is not None), None)
 
     def to_when(self, info: ModelInfo) -> When:
         """The engine's form. Raises `FieldOutOfRange` for what can be in no history of this model."""
@@ -56,6 +80,16 @@ class WhenBody(WireModel):
 
 
 EVERYWHERE = WhenBody()
+
+
+MAX_TOP_K = 32
+
+
+class TopFeaturesBody(WireModel):
+    """Which dictionary is read at each position, and how many features are told."""
+
+    dictionary: VectorName
+    top_k: int = Field(10, ge=1, le=MAX_TOP_K, description="the most active features, as far as they are active")
 
 
 class BreakpointBody(WireModel):
@@ -76,6 +110,11 @@ class BreakpointBody(WireModel):
     probe: ProbeBody | None = Field(
         None, validate_default=True, description="goes with action probe, which needs it; it has its layer and point"
     )
+    features: TopFeaturesBody | None = Field(
+        None,
+        validate_default=True,
+        description="goes with action features, which needs it; the dictionary has its layer and point",
+    )
     once: bool = Field(False, description="the breakpoint goes after it has acted for the first time")
     timeout_s: float | None = Field(
         None,
@@ -87,31 +126,31 @@ class BreakpointBody(WireModel):
         None, description="what becomes of the turn then (default: resume); goes with action pause"
     )
 
-    @field_validator("edits")
+    @field_validator("edits", "probe", "features")
     @classmethod
-    def _only_edit_edits(cls, value: object, info: ValidationInfo) -> object:
-        action = info.data.get("action")
-        if value is None and action is Action.EDIT:
-            raise ValueError(f"action edit needs 1 to {MAX_EDITS} of them")
-        if value is not None and action not in (None, Action.EDIT):
-            raise ValueError(f"goes with action edit, not with {action}")
-        return value
-
-    @field_validator("probe")
-    @classmethod
-    def _only_probes_are_read(cls, value: object, info: ValidationInfo) -> object:
-        action = info.data.get("action")
-        if value is None and action is Action.PROBE:
-            raise ValueError("action probe needs it")
-        if value is not None and action not in (None, Action.PROBE):
-            raise ValueError(f"goes with action probe, not with {action}")
+    def _goes_with_its_action(cls, value: object, info: ValidationInfo) -> object:
+        action, own = info.data.get("action"), {"edits": Action.EDIT}.get(info.field_name or "", info.field_name)
+        if value is None and action == own:
+            raise ValueError(f"action {own} needs " + (f"1 to {MAX_EDITS} of them" if own == Action.EDIT else "it"))
+        if value is not None and action not in (None, own):
+            raise ValueError(f"goes with action {own}, not with {action}")
         return value
 
     @model_validator(mode="after")
-    def _probes_have_their_place(self) -> Self:
+    def _uploads_have_their_place(self) -> Self:
         given = next((name for name in ("point", "layer", "layers") if name in self.model_fields_set), None)
-        if self.action is Action.PROBE and given is not None:
-            raise FieldOutOfRange(f"{given}: the probe has its own", param=given)
+        if self.action in (Action.PROBE, Action.FEATURES) and given is not None:
+            owner = "probe" if self.action is Action.PROBE else "dictionary"
+            raise FieldOutOfRange(f"{given}: the {owner} has its own", param=given)
+        return self
+
+    @model_validator(mode="after")
+    def _only_some_wait_for_values(self) -> Self:
+        if (field := self.when.value_field) is not None and self.action not in (Action.PAUSE, Action.CAPTURE):
+            own = "; an edit has its own when" if self.action is Action.EDIT else ""
+            raise FieldOutOfRange(
+                f"when.{field}: goes with actions pause and capture, not with {self.action}{own}", param=f"when.{field}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -146,10 +185,16 @@ class BreakpointBody(WireModel):
         return target
 
     def to_breakpoint(
-        self, info: ModelInfo, target: Target, edits: tuple[Edit, ...], probe: Probe | None = None
+        self,
+        info: ModelInfo,
+        target: Target,
+        edits: tuple[Edit, ...],
+        probe: Probe | None = None,
+        features: TopFeatures | None = None,
+        gate: Gate | None = None,
     ) -> Breakpoint:
-        """A new breakpoint at the target, with `edits` and a `probe`, which are the body's. Raises `FieldOutOfRange`
-        for what can be in no history of this model.
+        """A new breakpoint at the target, with what the body names. Raises `FieldOutOfRange` for what can be in no
+        history of this model.
         """
         return Breakpoint(
             id=f"bp_{secrets.token_hex(8)}",
@@ -163,6 +208,8 @@ class BreakpointBody(WireModel):
             point=target.point,
             heads=tuple(self.heads or ()),
             probe=probe,
+            features=features,
+            gate=gate,
         )
 
 
@@ -177,6 +224,18 @@ class WhenView(View):
     every: int | None
 
 
+class TopFeaturesView(BaseModel):
+    """Which dictionary is read, as it was when the breakpoint was armed."""
+
+    dictionary: str
+    top_k: int
+
+    @classmethod
+    def of(cls, found: TopFeatures | None) -> Self | None:
+        """The wire form; None: the breakpoint has none."""
+        return None if found is None else cls(dictionary=found.name, top_k=found.top_k)
+
+
 class BreakpointView(View):
     """An armed breakpoint. `timeout_s` and `on_timeout` are for the pauses of one that pauses."""
 
@@ -188,6 +247,10 @@ class BreakpointView(View):
     when: WhenView
     edits: list[Annotated[EditView, BeforeValidator(EditView.of)]]
     probe: Annotated[ProbeView | None, BeforeValidator(ProbeView.of)]
+    features: Annotated[TopFeaturesView | None, BeforeValidator(TopFeaturesView.of)]
+    gate: Annotated[GateView | None, BeforeValidator(GateView.of)] = Field(
+        description="the condition on a value that `when` had; null: there was none"
+    )
     once: bool
     timeout_s: float
     on_timeout: OnTimeout

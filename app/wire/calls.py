@@ -9,7 +9,7 @@ from app.domain.values import Grammar
 from app.tools.definitions import ToolUse
 from app.tools.support import form_without_effect, loosened
 from app.wire.extras import OpenBody
-from app.wire.probes import ProbeReading
+from app.wire.readings import FeaturesReading, ProbeReading
 from app.wire.turns import SamplingFields, is_none
 
 
@@ -24,12 +24,21 @@ class Djinn(BaseModel):
         exclude_if=is_none,
         description="what the session's probes have found, of all choices; in a stream, lately",
     )
+    features: list[FeaturesReading] | None = Field(
+        None,
+        exclude_if=is_none,
+        description="the most active features of the dictionaries that the session reads; in a stream, lately",
+    )
 
 
 DJINN: dict[str, Any] = {
     "djinn": (
         Djinn | None,
-        Field(None, exclude_if=is_none, description="if a history was not kept to its end, or probes are armed"),
+        Field(
+            None,
+            exclude_if=is_none,
+            description="if a history was not kept to its end, or probes or features are there",
+        ),
     )
 }
 

@@ -26,7 +26,8 @@ from app.wire.base import MAX_COUNT, WireModel
 from app.wire.checkpoint import ActivationQuery, PositionsText
 from app.wire.edits import VECTOR_NAME
 from app.wire.maps import LayersText
-from app.wire.points import as_number, place_of_hook, width_at
+from app.wire.points import as_number, find_place
+from app.wire.readings import FeatureActivation
 from app.wire.tensors import check_array, read_arrays
 
 Floats = NDArray[np.float32]
@@ -206,16 +207,16 @@ class _Config:
         self.features = _count(fields, "d_sae", MAX_FEATURES) if "d_sae" in fields else None
         self.neuronpedia_id = _text(fields, "neuronpedia_id")
         hook = _text(fields, "hook_name") or _text(fields, "hook_point")
-        self.layer, self.point = place_of_hook(hook, asked.layer, asked.point, info)
-        self.writes = self.point
+        place = written = find_place(info, hook, asked.layer, asked.point)
+        self.layer, self.point = place.layers[0], place.point
         if is_transcoder and (out := _text(fields, "hook_name_out")) is not None:
-            layer, self.writes = place_of_hook(out, asked.layer, None, info)
-            if layer != self.layer:
+            written = find_place(info, out, asked.layer, None)
+            if written.layers != place.layers:
                 raise _refused("hook_name_out", out, f"a point of layer {self.layer}, which the transcoder reads")
-        wanted = width_at(self.point, self.layer, info)
+        self.writes, wanted = written.point, place.shapes[0].width
         if self.width is not None and self.width != wanted:
             raise _refused("d_in", self.width, f"{wanted}, the width of {self.point}")
-        self.width, self.out_width = wanted, width_at(self.writes, self.layer, info)
+        self.width, self.out_width = wanted, written.shapes[0].width
 
 
 def _shape(arrays: Mapping[str, Floats], said: _Config) -> tuple[int, int]:
@@ -317,13 +318,6 @@ class FeaturesQuery(ActivationQuery):
             wrong = f"features: {max(chosen)} must be from 0 to {found.features - 1}, those of the dictionary"
             raise FieldOutOfRange(wrong, param="features")
         return chosen
-
-
-class FeatureActivation(BaseModel):
-    """How active a feature is."""
-
-    index: int
-    activation: float | None = Field(description="null if it is not finite")
 
 
 class FeaturesPosition(BaseModel):

@@ -1,12 +1,12 @@
 """Bodies about edits: what is changed at a point, by what, at which positions, and where that holds."""
 
-from dataclasses import asdict
 from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from app.domain.breakpoints import ALL, LAST, Edit, EditOp, PartKind, Positions, TensorData
+from app.domain.breakpoints import ALL, LAST, Edit, EditOp, Feature, Gate, PartKind, Positions, TensorData
+from app.domain.points import Point
 from app.wire.base import MAX_COUNT, LongList, TextOrList, WireModel
 from app.wire.points import Layer, PointName
 from app.wire.tensors import norm, to_float32, vector_of
@@ -94,27 +94,37 @@ class FeatureBody(WireModel):
     index: int = Field(ge=0, le=MAX_COUNT)
 
 
-class GateBody(WireModel):
-    """At which positions the edit is made: where `h . along`, or the activation of a `feature`, is `above` a number,
-    `below` one, or between the two. `h` is all that stands at the position before this edit, whichever heads or
-    neurons it is for.
+class ValueFields(WireModel):
+    """A value at each position: `h . along`, the activation of a `feature`, or what a `probe` finds. It is `above` a
+    number, `below` one, or between the two. `h` is all that stands at the position.
     """
 
     along: VectorField | None = Field(
         None, description="name of an uploaded vector, or its numbers: as many as the point is wide"
     )
     feature: FeatureBody | None = Field(None, description="of a dictionary at the same point; in the place of `along`")
+    probe: VectorName | None = Field(None, description="name of a probe of the same point; in the place of `along`")
     above: Float32 | None = None
     below: Float32 | None = None
 
-    @model_validator(mode="after")
-    def _some_end(self) -> Self:
-        if (self.along is None) == (self.feature is None):
-            raise ValueError("give exactly one of along and feature")
+    def check_value(self) -> None:
+        """Raise `ValueError` unless there is one value, and one end at least that leaves numbers."""
+        if sum(each is not None for each in (self.along, self.feature, self.probe)) != 1:
+            raise ValueError("give exactly one of along, feature and probe")
         if self.above is None and self.below is None:
             raise ValueError("give above, below or both")
         if self.above is not None and self.below is not None and self.above >= self.below:
             raise ValueError("above must be lower than below: no number is between them")
+
+
+class GateBody(ValueFields):
+    """At which positions the edit is made. `h` is what stands there before this edit, whichever heads or neurons it is
+    for.
+    """
+
+    @model_validator(mode="after")
+    def _one_value(self) -> Self:
+        self.check_value()
         return self
 
 
@@ -231,21 +241,39 @@ class EditVectorView(BaseModel):
 
 class FeatureView(BaseModel):
     """How a feature's activation follows from `z`, the product with its encoder: `relu(scale * z + bias)` where `z +
-    gate > threshold`, else 0. The encoder and the decoder are the halves of `vector`.
+    gate > threshold`, else 0. The encoder and the decoder are the parts of `vector`.
     """
 
     scale: float
     bias: float
     gate: float
     threshold: float
+    k: int | None = Field(description="of TopK: it is 0 unless the feature is among so many, the most active ones")
+    reads: Point | None = Field(description="of a transcoder: the point that it reads; null: the one that is changed")
+
+    @classmethod
+    def of(cls, found: Feature | None) -> Self | None:
+        """The wire form; None: there is none."""
+        if found is None:
+            return None
+        k = None if found.of_topk is None else found.of_topk.k
+        rule = {"scale": found.scale, "bias": found.bias, "gate": found.gate, "threshold": found.threshold}
+        return cls(**rule, k=k, reads=found.reads)
 
 
 class GateView(BaseModel):
-    """Where an edit is made. An end that is null does not count."""
+    """Where something is done. An end that is null does not count. Of a feature or a probe `along` has its weights, and
+    the ends are those of the number before its last function.
+    """
 
     along: EditVectorView
     above: float | None
     below: float | None
+
+    @classmethod
+    def of(cls, gate: Gate | None) -> Self | None:
+        """The wire form; None: there is none."""
+        return None if gate is None else cls(along=EditVectorView.of(gate.along), above=gate.above, below=gate.below)
 
 
 class EditView(BaseModel):
@@ -272,17 +300,14 @@ class EditView(BaseModel):
         part = {kind.value: None for kind in PartKind} | (
             {edit.part.kind.value: list(edit.part.chosen)} if edit.part else {}
         )
-        gate = edit.gate and GateView(
-            along=EditVectorView.of(edit.gate.along), above=edit.gate.above, below=edit.gate.below
-        )
         return cls(
             op=edit.op,
             factor=edit.factor if edit.op in TAKEN_BY["factor"] else None,
             vector=edit.vector and EditVectorView.of(edit.vector),
-            feature=edit.feature and FeatureView(**asdict(edit.feature)),
+            feature=FeatureView.of(edit.feature),
             **part,
             positions=[first, end] if end is not None else "last" if edit.positions == LAST else "all",
             keep_norm=edit.keep_norm,
             max_norm=edit.max_norm,
-            when=gate,
+            when=GateView.of(edit.gate),
         )

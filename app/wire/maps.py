@@ -77,6 +77,9 @@ class LensMapQuery(MapQuery):
         None, description=f"ids such as 262,257: at most {MAX_TOKENS} whose ranks and log-probabilities to report too"
     )
     measures: bool = Field(False, description="report entropies, and divergences from what the model says at last")
+    beside: str | None = Field(
+        None, max_length=100, description="id of another session, to report how the lens differs from it at each place"
+    )
 
     def to_ask(self, lens: Translators | None, vocab_size: int) -> LensAsk:
         """What to tell, in the engine's form. Raises `FieldOutOfRange` for tokens that there are not."""
@@ -137,6 +140,14 @@ class LensMapLayer(BaseModel):
         description="from what the model says at last, KL(last || here), in nats; null where the stream after the last "
         "layer is not kept; empty unless `measures` were asked for"
     )
+    beside_divergences: list[float | None] = Field(
+        description="from what the lens says of the session `beside` it, KL(here || there), in nats; null where that "
+        "keeps nothing; empty unless one was named"
+    )
+    changed_token_ids: list[list[int]] = Field(
+        description="the `top_k` tokens whose probability differs most from the session `beside` it, most first"
+    )
+    changes: list[list[float | None]] = Field(description="what their probabilities are more here, to 4 digits")
 
 
 class LensMapView(MapView):
@@ -158,6 +169,7 @@ class LensMapView(MapView):
             rows = _by_position(found, each, told.rows[its], ())
             chosen = _by_position(found, each, told.chosen[its], ())
             measures = _by_position(found, each, told.measures[its], (math.nan, math.nan)) if told.measures else []
+            others = _by_position(found, each, told.others[its], (math.nan, ())) if told.others else []
             ids = [[token_id for token_id, _ in top] for top in rows]
             logprobs = [[_rounded(logprob) for _, logprob in top] for top in rows]
             layers.append(
@@ -169,9 +181,13 @@ class LensMapView(MapView):
                     chosen_logprobs=[[_rounded(logprob) for _, logprob in row] for row in chosen],
                     entropies=[_rounded(entropy) for entropy, _ in measures],
                     divergences=[_rounded(divergence) for _, divergence in measures],
+                    beside_divergences=[_rounded(divergence) for divergence, _ in others],
+                    changed_token_ids=[[token_id for token_id, _ in top] for _, top in others],
+                    changes=[[_rounded(change) for _, change in top] for _, top in others],
                 )
             )
-        named = {token_id for each in layers for top in each.token_ids for token_id in top}
+        shown = (top for each in layers for top in (*each.token_ids, *each.changed_token_ids))
+        named = {token_id for top in shown for token_id in top}
         texts = {str(token_id): tokens.token_text(token_id) for token_id in sorted(named.union(found.token_ids))}
         return cls(**asdict(replace(found, layers=())) | {"layers": layers}, texts=texts)
 
@@ -221,6 +237,8 @@ class AttributionQuery(ActivationQuery):
         pattern=r"^[0-9]{1,9},[0-9]{1,9}$", description="two ids: the first one's logit less the second's"
     )
 
+    neurons: int = Field(10, ge=0, le=100, description="to report of each layer where `mlp_post` is kept, of 2048")
+
     def to_tokens(self, vocab_size: int) -> tuple[int, int]:
         """The ids. Raises `FieldOutOfRange` for one that there is not."""
         first, second = map(int, self.tokens.split(","))
@@ -238,18 +256,45 @@ class AttributionPart(BaseModel):
     value: float | None
 
 
+class AttributionUnit(BaseModel):
+    """What a head, or a neuron, adds to the difference, by its number."""
+
+    index: int
+    value: float | None
+
+
+class AttributionUnits(BaseModel):
+    """The heads of a layer, at `z`, or at `mlp_post` its neurons of the largest values, those first. All heads add up
+    to what `attn_out` adds, but for its bias.
+    """
+
+    layer: int
+    point: Point
+    units: list[AttributionUnit]
+
+
 class AttributionView(BaseModel):
     """The difference of two tokens' logits at a position, `total`, and what parts add to it. Those at `resid_post` add
-    up to it, but for what the final norm and the head add to any stream.
+    up to it, but for what the final norm and the head add to any stream. `units` are for each layer where `z` or
+    `mlp_post` is kept.
     """
 
     position: int
     tokens: list[int]
     total: float | None
     parts: list[AttributionPart]
+    units: list[AttributionUnits]
 
     @classmethod
     def of(cls, found: Attribution, tokens: tuple[int, int]) -> Self:
         """The wire form of `found`."""
         parts = [AttributionPart(layer=k, point=point, value=_finite(value)) for k, point, value in found.parts]
-        return cls(position=found.position, tokens=list(tokens), total=_finite(found.total), parts=parts)
+        units = [
+            AttributionUnits(
+                layer=layer,
+                point=point,
+                units=[AttributionUnit(index=index, value=_finite(value)) for index, value in each],
+            )
+            for layer, point, each in found.units
+        ]
+        return cls(position=found.position, tokens=list(tokens), total=_finite(found.total), parts=parts, units=units)

@@ -34,6 +34,8 @@ class Target:
     point: Point
     layers: tuple[int, ...]
     shapes: tuple[PointShape, ...]
+    is_paused: bool = False
+    """Whether a turn has stopped there: nothing of the same pass can be read any more."""
 
     @property
     def axis(self) -> Axis:
@@ -56,42 +58,88 @@ def _told(shape: PointShape) -> str:
     return f"{shape.width} numbers" if shape.heads == 1 else f"{shape.heads} heads of {shape.width // shape.heads}"
 
 
+def named_point(info: ModelInfo, name: str, *, param: str) -> tuple[Point, int | None]:
+    """The point of that name or spelling, and the layer that the name has. Raises `FieldOutOfRange` about `param` for
+    one that is none, or that the model lacks.
+    """
+    found, has = find_point(name), names_of(info.points)
+    if found is None:
+        raise FieldOutOfRange(f"{param}: {name[:100]!r} is no point; those of {info.name} are {has}", param=param)
+    if found[0] not in info.points:
+        raise FieldOutOfRange(f"{param}: {info.name} has no {found[0]}; its points are {has}", param=param)
+    return found
+
+
+def layers_of(info: ModelInfo, point: Point) -> list[int]:
+    """Those that have the point, rising."""
+    return [layer for layer, shape in enumerate(info.points[point]) if shape is not None]
+
+
+def shape_at(info: ModelInfo, point: Point, layer: int, *, param: str) -> PointShape:
+    """What the point is there. Raises `FieldOutOfRange` about `param` if there is no such layer, or it lacks it."""
+    if layer >= info.num_layers:
+        raise FieldOutOfRange(f"{param}: layer {layer} must be from 0 to {info.num_layers - 1}", param=param)
+    shape = info.points[point][layer]
+    if shape is None:
+        having = ", ".join(map(str, layers_of(info, point)))
+        raise FieldOutOfRange(f"{param}: layer {layer} has no {point}; layers {having} have", param=param)
+    return shape
+
+
 def find_target(info: ModelInfo, name: str, layers: Mapping[str, int], *, param: str = "point") -> Target:
     """The point of that name in `layers`, which are by the names of their fields; `param` is that of `name`.
 
     Raises `FieldOutOfRange` for a point or a layer that the model does not have, for a layer that lacks the point, for
     one that is given twice, and for one too few or too many.
     """
-    found = find_point(name)
-    assert found is not None
-    point, own = found
-    shapes = info.points.get(point)
-    if shapes is None:
-        has = names_of(info.points)
-        raise FieldOutOfRange(f"{param}: {info.name} has no {point}; its points are {has}", param=param)
+    point, own = named_point(info, name, param=param)
     if layers and (own is not None or point in WHOLE):
         field = next(iter(layers))
         why = f"{point} is a point of the model, and none of a layer" if own is None else f"{param} names one: {name}"
         raise FieldOutOfRange(f"{field}: leave it out, for {why}", param=field)
     if point in WHOLE:
-        layers = {param: next(layer for layer, shape in enumerate(shapes) if shape)}
+        layers = {param: layers_of(info, point)[0]}
     elif own is not None:
         layers = {param: own}
     if not layers:
         raise FieldOutOfRange("layer: give exactly one of layer and layers, not none", param="layer")
     chosen = dict[int, PointShape]()
     for field, layer in layers.items():
-        if layer >= info.num_layers:
-            raise FieldOutOfRange(f"{field}: {layer} must be from 0 to {info.num_layers - 1}", param=field)
         if layer in chosen:
             raise FieldOutOfRange(f"{field}: {layer} is given twice", param=field)
-        shape = shapes[layer]
-        if shape is None:
-            having = ", ".join(str(layer) for layer, each in enumerate(shapes) if each)
-            raise FieldOutOfRange(f"{field}: layer {layer} has no {point}; layers {having} have", param=field)
-        chosen[layer] = shape
+        chosen[layer] = shape_at(info, point, layer, param=field)
     rising = sorted(chosen)
     return Target(point, tuple(rising), tuple(chosen[layer] for layer in rising))
+
+
+def find_place(info: ModelInfo, hook: str | None, own_layer: int | None, own_point: str | None) -> Target:
+    """Where an upload belongs, which has a row of numbers at each position: as its file says, `hook`, or else the form.
+    Raises `FieldOutOfRange` for what the model lacks, and if both say something else.
+    """
+    param = "point" if hook is None else "cfg.hook_name"
+    found = point, layer = named_point(info, hook or own_point or Point.RESID_POST.value, param=param)
+    if hook is not None and own_point is not None and find_point(own_point) != found:
+        raise FieldOutOfRange(f"point: {own_point} is not {hook}, which cfg.json names", param="point")
+    if own_layer is not None and layer not in (None, own_layer):
+        raise FieldOutOfRange(f"layer: {own_layer}, but {hook or own_point} is in layer {layer}", param="layer")
+    if layer is None:
+        layer = layers_of(info, point)[0] if point in WHOLE and own_layer is None else own_layer
+        param = "layer" if own_layer is not None else param
+    if layer is None:
+        raise FieldOutOfRange("layer: required, as no cfg.json says where the dictionary belongs", param="layer")
+    if point is Point.RESID_PRE and layer > 0:
+        point, layer = Point.RESID_POST, layer - 1  # the same tensor, which is there without entering the layer
+    shape = shape_at(info, point, layer, param=param)
+    if ABOUT[point].axis in (Axis.KEYS, Axis.STATE):
+        raise FieldOutOfRange(f"{param}: {point} has no row of numbers at each position", param=param)
+    return Target(point, (layer,), (shape,))
+
+
+def place_at(info: ModelInfo, point: Point, layer: int) -> Target:
+    """A point that a layer has."""
+    shape = info.points[point][layer]
+    assert shape is not None
+    return Target(point, (layer,), (shape,))
 
 
 def check_action(action: Action, point: Point, *, param: str = "point") -> None:
@@ -179,38 +227,3 @@ class PointList(BaseModel):
 def as_number(value: object) -> object:
     """A field of a form is text."""
     return int(value) if isinstance(value, str) and value.isdecimal() and value.isascii() else value
-
-
-def place_of_hook(hook: str | None, own_layer: int | None, own_point: str | None, info: ModelInfo) -> tuple[int, Point]:
-    """The layer and the point that a hook's name, or else the form, names."""
-    param = "layer" if hook is None else "cfg.hook_name"
-    found = find_point(own_point or Point.RESID_POST) if hook is None else find_point(hook)
-    if found is None:
-        if hook is not None:
-            wrong = f"{param}: {hook} must be a point of a layer, as TransformerLens calls it"
-            raise FieldOutOfRange(wrong, param=param)
-        raise FieldOutOfRange(f"point: there is no point {own_point}", param="point")
-    point, layer = found
-    if hook is not None and own_point is not None and (own := find_point(own_point)) != found:
-        point_of = "no point" if own is None else f"not {hook}, which cfg.json names"
-        raise FieldOutOfRange(f"point: {own_point} is {point_of}", param="point")
-    if own_layer is not None and layer not in (None, own_layer):
-        raise FieldOutOfRange(f"layer: {own_layer}, but {hook or own_point} is in layer {layer}", param="layer")
-    layer = own_layer if layer is None else layer
-    if layer is None:
-        raise FieldOutOfRange("layer: required, as no cfg.json says where the dictionary belongs", param="layer")
-    if point is Point.RESID_PRE and layer > 0:
-        point, layer = Point.RESID_POST, layer - 1  # the same tensor, which is there without entering the layer
-    if layer >= info.num_layers:
-        raise FieldOutOfRange(f"{param}: layer {layer} must be from 0 to {info.num_layers - 1}", param=param)
-    return layer, point
-
-
-def width_at(point: Point, layer: int, info: ModelInfo, *, param: str = "cfg.hook_name") -> int:
-    """How many numbers the point has. Raises `FieldOutOfRange` where a dictionary or a probe cannot be."""
-    shape = info.points[point][layer] if point in info.points else None
-    if shape is None or ABOUT[point].axis in (Axis.KEYS, Axis.STATE):
-        there = [each for each in info.points if info.points[each][layer] is not None]
-        wrong = f"{param}: layer {layer} has no {point} with a row of numbers at each position; it has "
-        raise FieldOutOfRange(wrong + names_of(there), param=param)
-    return shape.width

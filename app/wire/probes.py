@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Self
@@ -16,10 +15,9 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.points import Point
 from app.domain.uploads import StoredFile, StoredProbe
 from app.domain.values import ModelInfo
-from app.messages import Probed
 from app.wire.base import MAX_COUNT, WireModel
 from app.wire.edits import VECTOR_NAME, Float32, VectorName
-from app.wire.points import as_number, place_of_hook, width_at
+from app.wire.points import as_number, find_place
 from app.wire.tensors import check_array, read_arrays
 
 WEIGHTS = "weights"
@@ -93,21 +91,6 @@ class ProbeView(BaseModel):
         return None if probe is None else cls(name=probe.name, above=probe.above, then=probe.then)
 
 
-class ProbeReading(BaseModel):
-    """What a probe has found at `positions` of the history: a value for each; null where it is not finite."""
-
-    probe: str
-    positions: list[int]
-    values: list[float | None]
-    halts: bool = Field(description="whether the turn stops or pauses for it")
-
-    @classmethod
-    def of(cls, found: Probed) -> Self:
-        """The wire form of what was found."""
-        values = [value if math.isfinite(value) else None for value in found.values]
-        return cls(probe=found.probe, positions=list(found.positions), values=values, halts=found.halts)
-
-
 def read_probe(
     weights: Path, asked: ProbeFields, info: ModelInfo
 ) -> tuple[Callable[[StoredFile], StoredProbe], dict[str, NDArray[np.float32]]]:
@@ -115,8 +98,8 @@ def read_probe(
 
     Raises `MalformedRequest` for a file that is none, `FieldOutOfRange`, which names the field or the tensor.
     """
-    layer, point = place_of_hook(None, asked.layer, asked.point, info)
-    width, arrays = width_at(point, layer, info, param="point"), read_arrays(weights, param=WEIGHTS)
+    place, arrays = find_place(info, None, asked.layer, asked.point), read_arrays(weights, param=WEIGHTS)
+    width = place.shapes[0].width
     names = DEEP if DEEP[0] in arrays else LINEAR
     if set(arrays) != set(names):
         given = ", ".join(sorted(arrays)[:10])[:200]
@@ -133,5 +116,5 @@ def read_probe(
         found = arrays[name][None] if arrays[name].shape == shape[1:] else arrays[name]
         check_array(found, shape, param=f"{WEIGHTS}.{name}")
     numbers = np.concatenate([arrays[name].reshape(-1) for name in names])
-    made = layer, point, width, hidden, asked.output == "sigmoid"
+    made = place.layers[0], place.point, width, hidden, asked.output == "sigmoid"
     return lambda file: StoredProbe(file, *made), {WEIGHTS: numbers}

@@ -37,7 +37,7 @@ from app.wire.base import (
     shape,
 )
 from app.wire.checkpoint import CheckpointView
-from app.wire.probes import ProbeReading
+from app.wire.readings import FeaturesReading, ProbeReading
 
 ANY_OBJECT = '{"type":"object"}'
 MAX_CHOICES = 10_000
@@ -285,6 +285,9 @@ class TurnView(BaseModel):
     probes: list[ProbeReading] | None = Field(
         None, exclude_if=is_none, description="what probes have found in the whole turn, if any are armed"
     )
+    features: list[FeaturesReading] | None = Field(
+        None, exclude_if=is_none, description="the most active features in the whole turn, if any are read"
+    )
     logprobs: list[TokenLogprobsView] | None = Field(None, exclude_if=is_none)
 
 
@@ -306,6 +309,7 @@ TurnEvent = any_event(
     "TurnEvent",
     ("token", "TurnTokenEvent", "Tokens that have been generated.", TokenEvent),
     ("probe", "TurnProbeEvent", "What a probe has found, before the next token.", ProbeReading),
+    ("features", "TurnFeaturesEvent", "The most active features, before the next token.", FeaturesReading),
     ("paused", "TurnPausedEvent", "The last event of a turn that has paused.", TurnView),
     ("finished", "TurnFinishedEvent", "The last event of a turn that is over.", TurnView),
     ("error", "TurnErrorEvent", "The last event of a turn that has failed.", TurnErrorBody),

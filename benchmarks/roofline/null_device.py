@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 
-from app.domain.points import Points
+from app.domain.points import Point, Points
 from app.gpu.device.streams import PASSED, WHOLE, CpuStream, Event, Run, Stream
 from app.gpu.engine import Engine
 from app.gpu.forward.graphs import CudaRecorder
@@ -116,6 +117,12 @@ class NullStack:
 
     def unembed(self, normed: Tensor) -> Tensor:
         return torch.ones(len(normed), self.vocab_size)
+
+    def toward(self, token_id: int) -> Tensor:
+        return torch.ones(self.hidden_size)
+
+    def written(self, index: int, point: Point, x: Tensor, adapters: Sequence[tuple[Any, Any]]) -> Tensor | None:
+        return None
 
 
 class NullRecorder(CudaRecorder):

@@ -22,6 +22,7 @@ from client.edits import (
     Vector,
     Where,
     capture_body,
+    features_body,
     pause_body,
     probe_body,
     steer_body,
@@ -214,6 +215,7 @@ class AsyncSession:
         once: bool | None = None,
         timeout_s: float | None = None,
         on_timeout: OnTimeout | None = None,
+        where: Where | None = None,
         timeout: Seconds = UNSET,
     ) -> AsyncBreakpoint:
         """Pause at a point of a layer: `break_at(layer=6)` stops every pass after layer 6, until `resume`.
@@ -223,8 +225,8 @@ class AsyncSession:
         It acts at `point` (`resid_post`, after the layer, unless another of `Djinn.points` is given) of `layer`, or of
         each of `layers`, at the positions of the history for which all conditions hold that are given. `when_pass` is
         `prefill` (over a turn's new context), `decode` (over one generated token) or `any`, the default. `position` is
-        one position, `token_id` the token that stands there, and `every` n takes positions that n divides. With `once`
-        the breakpoint is gone after the first time.
+        one position, `token_id` the token that stands there, and `every` n takes positions that n divides. `where` is
+        about a value there. With `once` the breakpoint is gone after the first time.
         """
         return await self._arm(pause_body(given(locals())), timeout)
 
@@ -240,6 +242,7 @@ class AsyncSession:
         token_id: int | None = None,
         every: int | None = None,
         once: bool | None = None,
+        where: Where | None = None,
         timeout: Seconds = UNSET,
     ) -> AsyncBreakpoint:
         """Record what stands at a point of a layer, for `captures`, and go on; of `heads` only these.
@@ -265,6 +268,21 @@ class AsyncSession:
         before its next token, or pauses.
         """
         return await self._arm(probe_body(given(locals())), timeout)
+
+    async def tell_features(
+        self,
+        dictionary: str,
+        *,
+        top_k: int | None = None,
+        when_pass: Pass | None = None,
+        position: int | None = None,
+        token_id: int | None = None,
+        every: int | None = None,
+        once: bool | None = None,
+        timeout: Seconds = UNSET,
+    ) -> AsyncBreakpoint:
+        """Tell the `top_k` (10) most active features of an uploaded dictionary at each position, in `Turn.features`."""
+        return await self._arm(features_body(given(locals())), timeout)
 
     async def steer(
         self,
@@ -351,14 +369,18 @@ class AsyncSession:
         lens: str | None = None,
         tokens: Sequence[int] | None = None,
         measures: bool = False,
+        beside: str | None = None,
         timeout: Seconds = UNSET,
     ) -> LensMap:
         """The logit lens, or the uploaded one called `lens`, at every layer that `capture_at` has recorded, and where
-        the session is paused. It also tells the ranks of `tokens`, and with `measures` entropies and divergences.
+        the session is paused. It also tells the ranks of `tokens`, with `measures` entropies and divergences, and how
+        it differs from the session with the id `beside` at the same places.
 
         At most 64 positions. While turns run, it takes its time: it gives way to their tokens.
         """
-        call = breakpoint_calls.read_lens_map(self.id, positions, layers, top_k, lens, tokens, measures=measures)
+        call = breakpoint_calls.read_lens_map(
+            self.id, positions, layers, top_k, lens, tokens, measures=measures, beside=beside
+        )
         return await self._transport.send(call, timeout)
 
     async def timeline(self, *, before: int | None = None, limit: int = 100, timeout: Seconds = UNSET) -> Timeline:
@@ -379,12 +401,19 @@ class AsyncSession:
         return await self._transport.send(breakpoint_calls.read_norms(self.id, positions, layers, vector), timeout)
 
     async def attribution(
-        self, tokens: tuple[int, int], *, positions: Positions = "last", timeout: Seconds = UNSET
+        self,
+        tokens: tuple[int, int],
+        *,
+        positions: Positions = "last",
+        neurons: int = 10,
+        timeout: Seconds = UNSET,
     ) -> Attribution:
         """What each layer that `capture_at` has recorded, and each `attn_out` and `mlp_out`, adds to the logit of the
-        first token less that of the second, at one position. The last layer must be recorded.
+        first token less that of the second, at one position; so do heads where `z` is recorded, and so many `neurons`
+        where `mlp_post` is. The last layer must be recorded.
         """
-        return await self._transport.send(breakpoint_calls.read_attribution(self.id, tokens, positions), timeout)
+        call = breakpoint_calls.read_attribution(self.id, tokens, positions, neurons)
+        return await self._transport.send(call, timeout)
 
     async def features(
         self,

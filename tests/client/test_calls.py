@@ -94,12 +94,13 @@ def test_every_field_of_a_breakpoint_can_be_given() -> None:
         "on_timeout": "abort",
     }
     steer = {"layers": [3], "position": 1, "add": "kind", "factor": 2.0, "positions": "all"}
-    assert keywords(Session.break_at) == {*every, "layers"}
+    assert keywords(Session.break_at) == {*every, "layers", "where"}
     paused = BreakpointBody.model_validate_json(json.dumps(edits.pause_body(every)))
     steered = BreakpointBody.model_validate_json(json.dumps(edits.steer_body(steer)))
     captured = BreakpointBody.model_validate_json(json.dumps(edits.capture_body({"layer": 1, "heads": (0, 3)})))
     probing = BreakpointBody.model_validate_json(json.dumps(edits.probe_body({"name": "p"})))
-    given = set[str]().union(*(each.model_fields_set for each in (paused, steered, captured, probing)))
+    telling = BreakpointBody.model_validate_json(json.dumps(edits.features_body({"dictionary": "d", "top_k": 3})))
+    given = set[str]().union(*(each.model_fields_set for each in (paused, steered, captured, probing, telling)))
     assert given == set(BreakpointBody.model_fields)
     where = {"along": np.ones(2), "above": 3.0}
     others: list[dict[str, Any]] = [

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from app import backup
 from app.cli import main
@@ -52,16 +54,19 @@ def test_no_turn_is_missing_that_was_answered_before(tmp_path: Path) -> None:
             generate(http, session, PROMPT)
 
 
-def test_kv_comes_with_it_if_it_is_asked_for(tmp_path: Path) -> None:
+def test_uploads_come_with_it_and_kv_if_it_is_asked_for(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     with serve_thread(folder) as (_, http):
         session = open_session(http)
         generate(http, session, PROMPT)
+        weights, form = save({"0.weight": np.eye(64, dtype="f4")}), {"name": "mine", "kind": "tuned"}
+        lens = http.post("/v1/lenses", data=form, files={"weights": weights}).raise_for_status().json()
     for name, flags in (("journal", []), ("all", ["--with-kv"])):
         assert main(["backup", "--state-dir", str(folder), *flags, str(tmp_path / name)]) == 0
     recomputed = {}
     for name in ("journal", "all"):
         with serving(tmp_path / name) as http:
+            assert http.get("/v1/lenses/mine").json() == lens
             recomputed[name] = generate(http, session, [9])["usage"]["tokens_recomputed"]
     assert recomputed == {"journal": len(PROMPT) + TOKENS - 1, "all": 0}
     with serving(folder) as http:  # serving a copy has taken nothing from what it is of

@@ -48,7 +48,7 @@ CHOSEN: dict[str, tuple[Any, Callable[[list[int]], list[int]]]] = {
 @pytest.mark.parametrize("by", CHOSEN)
 def test_each_prompt_is_one_record(http: httpx.Client, reference: Reference, by: str, reduce: str) -> None:
     positions, chosen = CHOSEN[by]
-    body = {"prompts": PROMPTS, "points": ["hook_resid_post"], "layers": [0, 2], "positions": positions}
+    body = {"prompts": PROMPTS, "points": ["hook_resid_post"] * 2, "layers": [2, 0, 2], "positions": positions}
     answer = http.post(PATH, json={**body, "reduce": reduce})
     tensors, told = load(answer.raise_for_status().content), about(answer.content)
     assert told["layers"] == {"resid_post": [0, 2]}

@@ -90,7 +90,7 @@ def test_each_place_gives_what_a_hook_gives(
     http: httpx.Client, reference: Reference, point: str, by: str, kind: str, into: str
 ) -> None:
     body = {**RUNS, "metric": METRICS[kind], "points": [point], "layers": [1, 3], "by": by, "into": into}
-    answer = http.post(PATH, json=body | ({"positions": [2, 4]} if by == "head" else {})).raise_for_status().json()
+    answer = http.post(PATH, json=body | ({"positions": [4, 2, 4]} if by == "head" else {})).raise_for_status().json()
     plain = {name: hooked(reference, ids, 0, lambda found: None) for name, ids in RUNS.items()}
     measured = {name: MEASURES[kind](logits, plain["clean"]) for name, logits in plain.items()}
     [source] = RUNS.keys() - {into}

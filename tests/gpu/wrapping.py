@@ -16,6 +16,7 @@ class WrappedStack:
         self.states = stack.states
         self.dtype, self.device, self.parameter_bytes = stack.dtype, stack.device, stack.parameter_bytes
         self.points, self.unembed = stack.points, stack.unembed
+        self.toward, self.written = stack.toward, stack.written
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         return self._stack.embed(token_ids, positions)

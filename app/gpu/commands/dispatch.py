@@ -51,14 +51,6 @@ class AdapterStore(Protocol):
     def use(self) -> AdapterUse: ...
 
 
-class UploadStore(Protocol):
-    """`forward.uploads.LoadedUploads`, which has tensors."""
-
-    def load(self, path: Path, digest: str) -> None: ...
-
-    def drop(self, digest: str) -> None: ...
-
-
 class CommandHandler:
     """Carries out commands between two steps. Each is carried out whole, or raises and changes nothing."""
 
@@ -72,7 +64,6 @@ class CommandHandler:
         text: Callable[[], TextUse],
         steps: Callable[[], StepCounts],
         adapters: AdapterStore,
-        uploads: UploadStore,
         saved: Mapping[SessionId, KVFileHeader],
         refused: Collection[SessionId],
         connections: SocketTable,
@@ -83,6 +74,7 @@ class CommandHandler:
         placement = self._placement = scheduler.placement
         self._scheduler = scheduler
         self._phases, self._turns, self._activations = phases, turns, turns.activations
+        self._whitebox = whitebox
         self._text, self._steps, self._adapters = text, steps, adapters
         self._connections = connections
         self._exchanges: dict[Ticket, tuple[Command, Exchange]] = {}
@@ -107,6 +99,9 @@ class CommandHandler:
             messages.ReceivePrompt: transfers.receive_prompt,
             messages.PublishKV: lambda sequence, _: placement.tiers.cache.publish_copies(sequence),
             messages.FreeHost: lambda sequence, _: placement.free_host(sequence),
+            messages.OpenMap: lambda sequence, command: whitebox.open_map(
+                sequence, command, None if command.beside is None else self._open(command.beside)
+            ),
             **whitebox.handlers,
         }
         """What carries out a command about one session, which is given with it."""
@@ -121,8 +116,8 @@ class CommandHandler:
             messages.Inspect: lambda _: self._memory(),
             messages.LoadAdapter: lambda command: adapters.load(Path(command.path)),
             messages.UnloadAdapter: self._unload_adapter,
-            messages.LoadUpload: lambda command: uploads.load(Path(command.path), command.digest),
-            messages.DropUpload: lambda command: uploads.drop(command.digest),
+            messages.LoadUpload: lambda command: whitebox.load_upload(command.path, command.digest),
+            messages.DropUpload: lambda command: whitebox.drop_upload(command.digest, self.sequences),
             messages.ReadLogits: lambda command: whitebox.read_logits(
                 [self._open(each) for each in command.sessions], command.token_ids
             ),
@@ -271,9 +266,10 @@ class CommandHandler:
 
     def submit(self, sequence: TokenSequence, command: messages.Submit) -> list[Event]:
         """Begin a turn, whose end is the answer. Raises `WrongState`, `MalformedRequest`, `ContextTooLong`,
-        `AdapterMissing`.
+        `AdapterMissing`, `UploadMissing`.
         """
         self._adapters.require(sequence.adapter)
+        self._whitebox.require_uploads(sequence)
         if sequence.turn is not None:
             doing = "paused" if sequence.turn.paused else "running a turn"
             raise WrongState(f"session {command.session} is {doing}")
@@ -291,10 +287,13 @@ class CommandHandler:
         return self._transfers.hold(sequence, command)
 
     def resume(self, sequence: TokenSequence, command: messages.Resume) -> list[Event]:
-        """Let a paused turn go on; its end is the answer. Raises `WrongState`, `FieldOutOfRange` for a passed layer."""
+        """Let a paused turn go on; its end is the answer. Raises `WrongState`, `FieldOutOfRange` for a passed layer,
+        `UploadMissing`.
+        """
         turn, checkpoint = sequence.turn, sequence.checkpoint
         if turn is None or checkpoint is None or not turn.paused:
             raise WrongState(f"session {command.session} is not paused")
+        self._whitebox.require_uploads(sequence)
         began, until = time.perf_counter(), command.until
         highest = self._scheduler.num_layers - 1
         if until.layer is not None:

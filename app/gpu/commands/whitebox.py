@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from app import messages
 from app.domain.activations import (
@@ -27,8 +28,8 @@ from app.domain.activations import (
     MapLayer,
     PausedTurn,
 )
-from app.domain.breakpoints import Edit, EditOp, Intervention, Positions, TensorData
-from app.domain.errors import ActivationsFull, FieldOutOfRange, WrongState
+from app.domain.breakpoints import Breakpoint, Edit, EditOp, Intervention, Need, Positions, TensorData
+from app.domain.errors import ActivationsFull, FieldOutOfRange, UploadInUse, WrongState
 from app.domain.points import STREAM, Point, names_of, place_of
 from app.domain.positions import runs_of
 from app.gpu.kv.placement import Placement
@@ -38,50 +39,65 @@ from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.paths import Span
 from app.gpu.state.sequence import ActivationRoom, TokenSequence, TurnState
 
-Look = Callable[[Sequence[Cell], Mapping[int, Cell], LensAsk], tuple[Any, Any, Any]]
-"""For each cell the likeliest tokens, those chosen, and measures, as `LensRows` has them, given the last streams by
-position."""
-Mean = Callable[[Sequence[Rows], bool], Callable[[], TensorData]]
-"""A function for any thread that gives the mean of the rows, with True after the final norm of each."""
-Logits = Callable[[Sequence[Rows], tuple[int, ...] | None], Callable[[], TensorData]]
-"""A function for any thread that gives what the final norm and the head make of the rows, of some tokens or of all."""
-ReadFeatures = Callable[[Sequence[Rows], messages.ReadFeatures], tuple[Any, Any]]
-"""For each of the rows the most active features of a dictionary, and the activations of chosen ones."""
-Attribute = Callable[[Sequence[Cell], Sequence[bool], tuple[int, int]], tuple[list[float], float]]
-"""What each cell adds to the difference of two logits, and the difference; of those marked, what it has more than the
-one before that is marked. The last cell is the stream after the last layer.
-"""
 Handler = Callable[[TokenSequence, Any], object]
 """Carries out a command on its session; returns what `Done` answers."""
 
 
 ADDED = (Point.ATTN_OUT, Point.MLP_OUT, Point.RESID_POST)
 """Points whose numbers are added to the residual stream, and the stream itself."""
+WRITING = (Point.Z, Point.MLP_POST)
+"""Points before a projection that writes to it: each head or neuron writes by itself."""
+Unit = tuple[Cell, Point, str]
+"""What stands at such a point, and the digest of the session's adapter."""
+
+
+class Uploads(Protocol):
+    """`forward.uploads.LoadedUploads`, which has tensors."""
+
+    def load(self, path: Path, digest: str) -> None: ...
+
+    def drop(self, digest: str) -> None: ...
+
+    def get(self, digest: str) -> Mapping[str, Any]: ...
+
+    def require(self, needs: Iterable[Need]) -> None: ...
+
+
+class Looks(Protocol):
+    """`forward.forward.Runner`, which has tensors: what the model and uploads make of what sessions keep."""
+
+    @property
+    def uploads(self) -> Uploads: ...
+
+    def look(
+        self,
+        cells: Sequence[Cell],
+        ask: LensAsk,
+        ends: Mapping[int, Cell] = ...,
+        beside: Mapping[tuple[int, int], Cell] | None = ...,
+    ) -> tuple[Any, Any, Any, Any]: ...
+
+    def mean(self, parts: Sequence[Rows], normed: bool) -> Callable[[], TensorData]: ...
+
+    def logits(self, parts: Sequence[Rows], token_ids: tuple[int, ...] | None) -> Callable[[], TensorData]: ...
+
+    def features(self, parts: Sequence[Rows], asked: messages.ReadFeatures) -> tuple[Any, Any]: ...
+
+    def attribute(
+        self, cells: Sequence[Cell], streams: Sequence[bool], units: Sequence[Unit], asked: messages.Attribute
+    ) -> tuple[list[float], float, list[tuple[tuple[int, float], ...]]]: ...
+
+    def store(self, tensor: TensorData) -> StoredTensor: ...
 
 
 class Whitebox:
     """Reads activations through the model, keeps account of their room, and reinstates turns of other engines."""
 
     def __init__(
-        self,
-        placement: Placement,
-        look: Look,
-        mean: Mean,
-        logits: Logits,
-        features: ReadFeatures,
-        attribute: Attribute,
-        store: Callable[[TensorData], StoredTensor],
-        match: Match,
-        activations: ActivationRoom,
-        num_layers: int,
+        self, placement: Placement, runner: Looks, match: Match, activations: ActivationRoom, num_layers: int
     ) -> None:
         self._placement = placement
-        self._look = look
-        self._mean = mean
-        self._logits = logits
-        self._features = features
-        self._attribute = attribute
-        self._store = store
+        self._runner = runner
         self._match = match
         self._activations = activations
         self._num_layers = num_layers
@@ -90,19 +106,18 @@ class Whitebox:
     def handlers(self) -> Mapping[type[messages.Command], Handler]:
         """What carries out each command. All raise DjinnError if the session's state does not allow it."""
         return {
-            messages.Arm: arm,
+            messages.Arm: self._arm,
             messages.Disarm: disarm,
             messages.ReadCaptures: read_captures,
             messages.ReadKept: read_kept,
             messages.ClearCaptures: self._clear_captures,
             messages.PoolCaptures: self._pool_captures,
             messages.ReadCheckpoint: read_activation,
-            messages.EditCheckpoint: edit_checkpoint,
-            messages.WriteCheckpoint: write_checkpoint,
+            messages.EditCheckpoint: self._edit_checkpoint,
+            messages.WriteCheckpoint: self._write_checkpoint,
             messages.Lens: self._lens,
             messages.ReadPaused: read_paused,
             messages.Reinstate: self._reinstate,
-            messages.OpenMap: self._open_map,
             messages.MapLens: self._map_lens,
             messages.CloseMap: close_map,
             messages.ReadNorms: read_norms,
@@ -120,17 +135,29 @@ class Whitebox:
             )
         first, end = _chosen(checkpoint, command.positions)
         cells = [(checkpoint.layer, at, checkpoint.hidden, at - checkpoint.first) for at in range(first, end)]
-        rows, _, _ = self._look(cells, {}, LensAsk(command.top_k))
+        rows, *_ = self._runner.look(cells, LensAsk(command.top_k))
         return LensRows(rows, time.perf_counter() - began, first, tuple(sequence.tokens[first:end]))
 
-    def _open_map(self, sequence: TokenSequence, command: messages.OpenMap) -> ActivationMap:
-        """Hold on to the cells of now until `CloseMap`, to be read in slices between steps, and to those after the last
-        layer, with which they may be compared. Raises `FieldOutOfRange`.
+    def open_map(
+        self, sequence: TokenSequence, command: messages.OpenMap, beside: TokenSequence | None
+    ) -> ActivationMap:
+        """Hold on to the cells of now until `CloseMap`, to be read in slices between steps, to those after the last
+        layer, and to those of a session `beside` it, with which they may be compared. Raises `FieldOutOfRange`.
         """
         sequence.map, found = _map(sequence, command.positions, command.layers, command.point)
         span = Positions(found.first, found.end)
         ends = _map(sequence, span, (self._num_layers - 1,))[0] if found.layers else ()
         sequence.map_ends = {cell[1]: cell for cell in ends}
+        sequence.map_beside = None
+        if beside is not None:
+            kept = kept_rows(beside.captures, beside.checkpoint, command.layers, command.point)
+            at = range(found.first, found.end)
+            sequence.map_beside = {
+                (layer, position): (layer, position, hidden, row)
+                for layer, positions, hidden in kept
+                for row, position in enumerate(positions)
+                if position in at
+            }
         return found
 
     def _map_lens(self, sequence: TokenSequence, command: messages.MapLens) -> LensRows:
@@ -139,15 +166,16 @@ class Whitebox:
             raise WrongState(f"session {command.session} has no map open")
         began = time.perf_counter()
         cells = sequence.map[command.first : command.end]
-        rows, chosen, measures = self._look(cells, sequence.map_ends, command.ask)
-        return LensRows(rows, time.perf_counter() - began, chosen=chosen, measures=measures)
+        found = self._runner.look(cells, command.ask, sequence.map_ends, sequence.map_beside)
+        rows, chosen, measures, others = found
+        return LensRows(rows, time.perf_counter() - began, chosen=chosen, measures=measures, others=others)
 
     def _read_features(self, sequence: TokenSequence, command: messages.ReadFeatures) -> FeatureRows:
         """What a dictionary makes of a slice of the session's map. Raises `WrongState` if none is open, `NotFound`."""
         if sequence.map is None:
             raise WrongState(f"session {command.session} has no map open")
         began, cells = time.perf_counter(), sequence.map[command.first : command.end]
-        rows, chosen = self._features(join_cells(cells), command)
+        rows, chosen = self._runner.features(join_cells(cells), command)
         return FeatureRows(rows, chosen, time.perf_counter() - began)
 
     def _read_attribution(self, sequence: TokenSequence, command: messages.Attribute) -> Attribution:
@@ -163,19 +191,50 @@ class Whitebox:
         kept = [(cell, point) for point in ADDED for cell in _map(sequence, at, None, point)[0]]
         kept.sort(key=lambda each: place_of(each[0][0], each[1]))
         streams = [point is Point.RESID_POST for _, point in kept]
-        values, total = self._attribute([cell for cell, _ in kept], streams, command.tokens)
+        units = [(cell, point, sequence.adapter) for point in WRITING for cell in _map(sequence, at, None, point)[0]]
+        units.sort(key=lambda each: place_of(each[0][0], each[1]))
+        values, total, found = self._runner.attribute([cell for cell, _ in kept], streams, units, command)
         parts = tuple((cell[0], point, value) for (cell, point), value in zip(kept, values, strict=True))
-        return Attribution(at.first, parts, total, time.perf_counter() - began)
+        inner = tuple((cell[0], point, each) for (cell, point, _), each in zip(units, found, strict=True))
+        return Attribution(at.first, parts, total, time.perf_counter() - began, inner)
 
     def _pool_captures(self, sequence: TokenSequence, command: messages.PoolCaptures) -> Callable[[], TensorData]:
         """A function for any thread that gives the mean of all that has been captured. Raises `ActivationsFull` if some
         of it found no room.
         """
-        return self._mean(_all_captured([sequence]), command.normed)
+        return self._runner.mean(_all_captured([sequence]), command.normed)
 
     def read_logits(self, sequences: Sequence[TokenSequence], token_ids: tuple[int, ...] | None) -> object:
         """What the final norm and the head make of all that has been captured. Raises `ActivationsFull` as above."""
-        return self._logits(_all_captured(sequences), token_ids)
+        return self._runner.logits(_all_captured(sequences), token_ids)
+
+    def _arm(self, sequence: TokenSequence, command: messages.Arm) -> None:
+        """Add a breakpoint. Raises `WrongState` if it would pause a turn that must not, `UploadMissing`."""
+        turn = sequence.turn
+        cannot_pause = turn is not None and not turn.paused and not turn.pausable
+        if command.breakpoint.may_pause and cannot_pause:
+            raise WrongState(f"session {command.session} is running a turn of an API that cannot report a pause")
+        self._runner.uploads.require(command.breakpoint.needs)
+        sequence.breakpoints[command.breakpoint.id] = command.breakpoint
+        sequence.fast_path_until = 0
+
+    def require_uploads(self, sequence: TokenSequence) -> None:
+        """Raise `UploadMissing` unless all is loaded that turns of the session need."""
+        if sequence.watched:
+            self._runner.uploads.require(_needed(sequence))
+
+    def drop_upload(self, digest: str, sequences: Iterable[TokenSequence]) -> None:
+        """Forget an upload. Raises `UploadInUse` while one of these needs it."""
+        if any(need.digest == digest for each in sequences if each.watched for need in _needed(each)):
+            raise UploadInUse(
+                "a session has a breakpoint that needs it, or its history was edited through it: remove the "
+                "breakpoint, and rewind or close the session"
+            )
+        self._runner.uploads.drop(digest)
+
+    def load_upload(self, path: str, digest: str) -> None:
+        """Take a file that the server has written. Raises `NotFound`, `UploadsFull`."""
+        self._runner.uploads.load(Path(path), digest)
 
     def _clear_captures(self, sequence: TokenSequence, command: messages.ClearCaptures) -> None:
         """Forget what has been captured."""
@@ -184,8 +243,11 @@ class Whitebox:
 
     def _reinstate(self, sequence: TokenSequence, command: messages.Reinstate) -> None:
         """Give a session that has just been imported what it had when it was exported. Raises `FieldOutOfRange` if what
-        the turn has generated does not match its grammar, `ActivationsFull`.
+        the turn has generated does not match its grammar, `ActivationsFull`, `UploadMissing`.
         """
+        wanted: list[Breakpoint | Edit] = [*command.breakpoints, *(each.edit for each in command.interventions)]
+        wanted += [] if command.paused is None else [each.edit for each in command.paused.interventions]
+        self._runner.uploads.require(set[Need]().union(*(each.needs for each in wanted)))
         paused, matcher = command.paused, None
         if paused is not None:
             self._activations.check(sequence, len(paused.hidden.data))
@@ -216,7 +278,7 @@ class Whitebox:
             info.layer + (info.point is Point.RESID_POST),
             info.first,
             info.end - info.first,
-            self._store(paused.hidden),
+            self._runner.store(paused.hidden),
             info.in_pass,
             info.breakpoint,
             info.created_at,
@@ -224,6 +286,40 @@ class Whitebox:
             held=False,
         )
         self._activations.note(sequence)
+
+    def _edit_checkpoint(self, sequence: TokenSequence, command: messages.EditCheckpoint) -> None:
+        """Apply all edits, or none, and note them for a recomputation. Raises `WrongState`, `FieldOutOfRange`."""
+        (_, checkpoint), log, edits = _paused(sequence), sequence.interventions, command.edits
+        self._runner.uploads.require(set[Need]().union(*(each.needs for each in edits)))
+        log.check_pass("edits", checkpoint.first, checkpoint.end, more=len(edits))
+        tensors = {tensor for edit in edits for tensor in edit.tensors}
+        log.check("edits", more=len(edits), more_bytes=sum(len(each.data) for each in tensors))
+        hidden, made, get = checkpoint.hidden, [], self._runner.uploads.get
+        for index, edit in enumerate(edits):
+            first, end = _chosen(checkpoint, edit.positions, param=f"edits.{index}.positions")
+            hidden = hidden.edited(first - checkpoint.first, end - checkpoint.first, edit, get)
+            made.append(_at_checkpoint(checkpoint, first, end, edit))
+        if not hidden.is_finite():
+            raise FieldOutOfRange("the edits lead to values that are not finite numbers", param="edits")
+        checkpoint.hidden = hidden
+        for each in made:
+            log.add(each)
+
+    def _write_checkpoint(self, sequence: TokenSequence, command: messages.WriteCheckpoint) -> None:
+        """Put a client's activation in the checkpoint's place, and note it. Raises `WrongState`, `FieldOutOfRange`."""
+        (_, checkpoint), log, tensor = _paused(sequence), sequence.interventions, command.tensor
+        if (tensor.dtype, tensor.shape) != (checkpoint.hidden.dtype, checkpoint.hidden.shape):
+            raise FieldOutOfRange(
+                f"the activation must be {checkpoint.hidden.dtype} {list(checkpoint.hidden.shape)}, "
+                f"not {tensor.dtype} {list(tensor.shape)}",
+                param="activation",
+            )
+        log.check_pass("activation", checkpoint.first, checkpoint.end, more=1)
+        log.check("activation", more=1, more_bytes=len(tensor.data))
+        log.forget(checkpoint.place, checkpoint.first, checkpoint.end)
+        edit = Edit(EditOp.REPLACE, vector=tensor)
+        checkpoint.hidden = checkpoint.hidden.edited(0, checkpoint.length, edit, self._runner.uploads.get)
+        log.add(_at_checkpoint(checkpoint, checkpoint.first, checkpoint.end, edit))
 
 
 def _all_captured(sequences: Iterable[TokenSequence]) -> list[Rows]:
@@ -236,14 +332,13 @@ def _all_captured(sequences: Iterable[TokenSequence]) -> list[Rows]:
     return rows
 
 
-def arm(sequence: TokenSequence, command: messages.Arm) -> None:
-    """Add a breakpoint. Raises `WrongState` if it would pause a turn that must not."""
+def _needed(sequence: TokenSequence) -> set[Need]:
+    """The uploads that its breakpoints need, and its history, if its KV is lost."""
     turn = sequence.turn
-    cannot_pause = turn is not None and not turn.paused and not turn.pausable
-    if command.breakpoint.may_pause and cannot_pause:
-        raise WrongState(f"session {command.session} is running a turn of an API that cannot report a pause")
-    sequence.breakpoints[command.breakpoint.id] = command.breakpoint
-    sequence.fast_path_until = 0
+    made = [*sequence.interventions.snapshot(), *(turn.interventions if turn is not None else ())]
+    return set[Need]().union(
+        *(each.needs for each in sequence.breakpoints.values()), *(each.edit.needs for each in made)
+    )
 
 
 def disarm(sequence: TokenSequence, command: messages.Disarm) -> None:
@@ -358,48 +453,13 @@ def read_paused(sequence: TokenSequence, command: messages.ReadPaused) -> Paused
     )
 
 
-def edit_checkpoint(sequence: TokenSequence, command: messages.EditCheckpoint) -> None:
-    """Apply all edits, or none, and note them for a recomputation. Raises `WrongState`, `FieldOutOfRange`."""
-    (_, checkpoint), log, edits = _paused(sequence), sequence.interventions, command.edits
-    log.check_pass("edits", checkpoint.first, checkpoint.end, more=len(edits))
-    tensors = {tensor for edit in edits for tensor in edit.tensors}
-    log.check("edits", more=len(edits), more_bytes=sum(len(each.data) for each in tensors))
-    hidden, made = checkpoint.hidden, []
-    for index, edit in enumerate(edits):
-        first, end = _chosen(checkpoint, edit.positions, param=f"edits.{index}.positions")
-        hidden = hidden.edited(first - checkpoint.first, end - checkpoint.first, edit)
-        made.append(_at_checkpoint(checkpoint, first, end, edit))
-    if not hidden.is_finite():
-        raise FieldOutOfRange("the edits lead to values that are not finite numbers", param="edits")
-    checkpoint.hidden = hidden
-    for each in made:
-        log.add(each)
-
-
-def write_checkpoint(sequence: TokenSequence, command: messages.WriteCheckpoint) -> None:
-    """Put a client's activation in the checkpoint's place, and note that. Raises `WrongState`, `FieldOutOfRange`."""
-    (_, checkpoint), log, tensor = _paused(sequence), sequence.interventions, command.tensor
-    if (tensor.dtype, tensor.shape) != (checkpoint.hidden.dtype, checkpoint.hidden.shape):
-        raise FieldOutOfRange(
-            f"the activation must be {checkpoint.hidden.dtype} {list(checkpoint.hidden.shape)}, "
-            f"not {tensor.dtype} {list(tensor.shape)}",
-            param="activation",
-        )
-    log.check_pass("activation", checkpoint.first, checkpoint.end, more=1)
-    log.check("activation", more=1, more_bytes=len(tensor.data))
-    log.forget(checkpoint.place, checkpoint.first, checkpoint.end)
-    edit = Edit(EditOp.REPLACE, vector=tensor)
-    checkpoint.hidden = checkpoint.hidden.edited(0, checkpoint.length, edit)
-    log.add(_at_checkpoint(checkpoint, checkpoint.first, checkpoint.end, edit))
-
-
 def _at_checkpoint(checkpoint: Checkpoint, first: int, end: int, edit: Edit) -> Intervention:
     return Intervention(first, end, checkpoint.layer + 1, edit, point=checkpoint.point)
 
 
 def close_map(sequence: TokenSequence, command: messages.CloseMap) -> None:
     """Let go of the map, if one is open."""
-    sequence.map, sequence.map_ends = None, {}
+    sequence.map, sequence.map_ends, sequence.map_beside = None, {}, None
 
 
 def read_norms(sequence: TokenSequence, command: messages.ReadNorms) -> Callable[[], ActivationNorms]:

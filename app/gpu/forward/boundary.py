@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.domain.breakpoints import Edit, EditOp, Gate, Intervention, PartKind, Probe, TensorData
+from app.domain.breakpoints import Edit, EditOp, Gate, Intervention, PartKind, Probe, TensorData, TopFeatures
 from app.domain.points import Point
 from app.domain.positions import Runs, positions_of
 from app.gpu.device.hardware import dtype_name
 from app.gpu.device.streams import PASSED, DeviceStreams, Event, Put
-from app.gpu.forward.uploads import activation_of
-from app.gpu.state.checkpoints import Captured, StoredTensor
-from app.gpu.state.paths import LoadCheckpoint, Record
+from app.gpu.forward.uploads import activation, best_features, is_active
+from app.gpu.state.checkpoints import Captured, GetUpload, StoredTensor
+from app.gpu.state.paths import LoadCheckpoint, ReadFeature, Record
 from app.gpu.state.segments import Row
 
 KEPT_VECTORS = 256
@@ -45,8 +45,12 @@ def vectors_on(device: torch.device, streams: DeviceStreams) -> PlaceTensor:
     return lambda data: kept(data) if len(data.shape) == 1 else bring(data)
 
 
-def apply_edit(hidden: Tensor, edit: Edit, place: PlaceTensor = as_tensor) -> None:
-    """Change `hidden` `[positions, width]` in place. `place` gives the edit's tensors where `hidden` is."""
+def apply_edit(
+    hidden: Tensor, edit: Edit, get: GetUpload, place: PlaceTensor = as_tensor, active: Tensor | None = None
+) -> None:
+    """Change `hidden` `[positions, width]` in place. `place` gives the edit's tensors where `hidden` is. `active`,
+    `[positions, 1]`, are the activations of its feature where that reads another point.
+    """
     part, whole, chosen = edit.part, hidden, None
     vector = None if edit.vector is None else place(edit.vector).float()
     if part is not None:
@@ -54,7 +58,9 @@ def apply_edit(hidden: Tensor, edit: Edit, place: PlaceTensor = as_tensor) -> No
         whole = hidden.unflatten(1, (part.of, -1)) if part.kind is PartKind.HEADS else hidden
         vector = None if vector is None else _part_of_vector(vector, whole.shape[1:], chosen)
     before = (hidden if chosen is None else whole.index_select(1, chosen)).float()
-    after = _changed(before, edit, vector)
+    if edit.feature is not None and edit.feature.reads is None and vector is not None:
+        active = activation(before, vector[: -before.shape[1]], edit.feature, get)
+    after = _changed(before, edit, vector, active)
     if edit.keep_norm:
         lengths = _lengths(after)
         after = torch.where(lengths > 0, after * (_lengths(before) / lengths), after.double()).float()
@@ -62,7 +68,7 @@ def apply_edit(hidden: Tensor, edit: Edit, place: PlaceTensor = as_tensor) -> No
         change = after - before
         after = before + change * (edit.max_norm / _lengths(change)).clamp(max=1.0)
     if edit.gate is not None:
-        holds = _holds(hidden.float(), edit.gate, place)
+        holds = _holds(hidden.float(), edit.gate, place, get)
         after = torch.where(holds.view(-1, *[1] * (before.ndim - 1)), after, before)
     if chosen is None:
         hidden.copy_(after)
@@ -92,25 +98,24 @@ def _lengths(tensor: Tensor) -> Tensor:
     return lengths
 
 
-def _holds(hidden: Tensor, gate: Gate, place: PlaceTensor) -> Tensor:
+def _holds(hidden: Tensor, gate: Gate, place: PlaceTensor, get: GetUpload) -> Tensor:
     """Whether the gate does, for each of `hidden` float32 `[positions, width]`."""
-    value = (hidden * place(gate.along).float()).sum(-1)
+    along = place(gate.along).float()
+    value = (hidden * along).sum(-1) if gate.hidden is None else _output(hidden, along, gate.hidden)[:, 0]
     holds = torch.ones_like(value, dtype=torch.bool)
+    active = holds if gate.of_topk is None else is_active(hidden, gate.of_topk, get)[:, 0]
     if gate.above is not None:
-        holds &= value > gate.above
+        holds = holds & active & (value > gate.above)
     if gate.below is not None:
-        holds &= value < gate.below
+        holds = holds & (~active | (value < gate.below))
     return holds
 
 
-def _changed(hidden: Tensor, edit: Edit, vector: Tensor | None) -> Tensor:
-    """`hidden` float32 `[positions, ..., width]` after the edit's operation alone."""
-    if (feature := edit.feature) is not None and vector is not None:
-        encoder, decoder = vector.chunk(2)
-        z = (hidden * encoder).sum(-1, keepdim=True)
-        active = activation_of(z, feature.scale, feature.bias, feature.gate, feature.threshold)
+def _changed(hidden: Tensor, edit: Edit, vector: Tensor | None, active: Tensor | None) -> Tensor:
+    """`hidden` float32 `[positions, ..., width]` after the edit's operation alone. `active` is what its feature is."""
+    if active is not None and vector is not None:
         aim = active * edit.factor if edit.op is EditOp.SCALE else edit.factor if edit.op is EditOp.CLAMP else 0.0
-        return hidden + (aim - active) * decoder
+        return hidden + (aim - active) * vector[-hidden.shape[1] :]
     if edit.op is EditOp.SCALE:
         return hidden * edit.factor
     if vector is None:
@@ -128,12 +133,18 @@ def _changed(hidden: Tensor, edit: Edit, vector: Tensor | None) -> Tensor:
 
 def probed(hidden: Tensor, probe: Probe, place: PlaceTensor) -> Tensor:
     """What a probe makes of `hidden` `[positions, width]`: `[positions, 1]` in float32."""
-    rows, weights, width = hidden.float(), place(probe.weights), hidden.shape[1]
-    if probe.hidden:
-        first, bias, weights = weights.tensor_split([probe.hidden * width, probe.hidden * (width + 1)])
-        rows = torch.relu(torch.nn.functional.linear(rows, first.view(probe.hidden, width), bias))
-    found = (rows * weights[:-1]).sum(-1, keepdim=True) + weights[-1]
+    found = _output(hidden.float(), place(probe.weights), probe.hidden)
     return torch.sigmoid(found) if probe.sigmoid else found
+
+
+def _output(rows: Tensor, weights: Tensor, neurons: int) -> Tensor:
+    """The last number of a probe for each of `[rows, width]`, `[rows, 1]`."""
+    width = rows.shape[1]
+    if neurons:
+        first, bias, weights = weights.tensor_split([neurons * width, neurons * (width + 1)])
+        rows = torch.relu(torch.nn.functional.linear(rows, first.view(neurons, width), bias))
+    found: Tensor = (rows * weights[:-1]).sum(-1, keepdim=True) + weights[-1]
+    return found
 
 
 class HostTensor:
@@ -187,11 +198,15 @@ class HostTensor:
         rows = self.tensor[first:end].contiguous()
         return TensorData(self.dtype, tuple(rows.shape), rows.view(torch.uint8).numpy().tobytes())
 
-    def edited(self, first: int, end: int, edit: Edit) -> HostTensor:
+    def edited(self, first: int, end: int, edit: Edit, get: GetUpload) -> HostTensor:
         """The same with `edit` applied to rows `[first, end)`."""
         changed = _copy(self.tensor, self._streams)
-        apply_edit(changed[first:end], edit)
+        apply_edit(changed[first:end], edit, get)
         return HostTensor(changed, self._streams, save_ms=self.save_ms)
+
+    def chosen(self, rows: Sequence[int]) -> HostTensor:
+        """These rows alone."""
+        return HostTensor(_copy(self.tensor[list(rows)], self._streams), self._streams, save_ms=self.save_ms)
 
     def norms(self, first: int, end: int) -> list[float]:
         """The L2 length of rows `[first, end)`. In float64, as squares of large numbers would overflow."""
@@ -227,11 +242,13 @@ class Stopped(NamedTuple):
 class BoundaryActions:
     """Edits, captures and checkpoints of a step's rows at the points of a pass. What `found` means is always the row's
     part of what stands at a point, `[length, width]`. Indices of scattered positions are put on the device when this is
-    made; only the tensors of edits come later, through `place`.
+    made; only the tensors of edits come later, through `place`, and `get` gives those of uploads.
     """
 
-    def __init__(self, rows: Sequence[Row], put: Put, streams: DeviceStreams, place: PlaceTensor) -> None:
-        self._streams, self._place = streams, place
+    def __init__(
+        self, rows: Sequence[Row], put: Put, streams: DeviceStreams, place: PlaceTensor, get: GetUpload
+    ) -> None:
+        self._streams, self._place, self._get = streams, place, get
         self.captured: dict[Row, list[Captured]] = {}
         """Captures of breakpoints; the sessions get them only when the step is over."""
         self.stopped: dict[Row, Stopped] = {}
@@ -239,6 +256,8 @@ class BoundaryActions:
         self._held: dict[Row, HostTensor] = {}
         self._bases: dict[Row, HostTensor] = {}
         """Of rows that pause inside a layer, until it has run."""
+        self._active: dict[tuple[Row, Runs, bytes], Tensor] = {}
+        """Of features that an edit will change further up the layer, by the digest of the edit."""
         self._tokens: dict[tuple[Row, Runs], tuple[tuple[int, ...], tuple[int, ...]]] = {}
         """Chosen positions, and the tokens there: found once, at however many points they are captured."""
         self._indices: dict[tuple[Row, Runs], Tensor] = {}
@@ -273,11 +292,19 @@ class BoundaryActions:
             match step:
                 case Intervention():
                     chosen = found if row.length == 1 else self.choose(row, step.runs, found)
-                    apply_edit(chosen, step.edit, self._place)
+                    active = self._active.get((row, step.runs, step.edit.digest())) if self._active else None
+                    apply_edit(chosen, step.edit, self._get, self._place, active)
                     if len(step.runs) > 1:
                         found.index_copy_(0, self._indices[row, step.runs], chosen)
                 case Record():
                     self._capture(row, step, found, heads)
+                case ReadFeature():
+                    feature, vector = step.edit.feature, step.edit.vector
+                    assert feature is not None
+                    assert vector is not None
+                    chosen, encoder = self.choose(row, step.runs, found), self._place(vector)[: found.shape[1]]
+                    read = activation(chosen.float(), encoder, feature, self._get)
+                    self._active[row, step.runs, step.edit.digest()] = read
                 case LoadCheckpoint():
                     assert row.sequence.checkpoint is not None
                     self._load(row, row.sequence.checkpoint.hidden, found)
@@ -308,25 +335,43 @@ class BoundaryActions:
     def _capture(self, row: Row, record: Record, found: Tensor, heads: int | None) -> None:
         chosen = self.choose(row, record.runs, found)
         shape: tuple[int, ...] = (found.shape[1],)
-        if record.probe is not None:
-            self.keep(row, record, probed(chosen, record.probe, self._place), (1,))
-            return
+        match record.reads:
+            case Probe() as probe:
+                self.keep(row, record, probed(chosen, probe, self._place), (1,))
+                return
+            case TopFeatures() as asked:
+                best = best_features(chosen, self._get(asked.digest), asked.k, asked.top_k)
+                self.keep(row, record, best, (2 * asked.top_k,))
+                return
+            case Gate() as gate:
+                self.keep(row, record, self._where(chosen, gate), (1,))
+                return
+        held = None if record.gate is None else self._where(chosen, record.gate)
         if heads is not None:
             by_head = chosen.unflatten(1, (heads, -1))
             shape = (len(record.heads) or heads, by_head.shape[2])
             if record.heads:
                 chosen = torch.cat([by_head[:, head] for head in record.heads], dim=1)
-        self.keep(row, record, chosen, shape)
+        self.keep(row, record, chosen, shape, held)
 
-    def keep(self, row: Row, record: Record, chosen: Tensor, shape: tuple[int, ...]) -> None:
-        """Keep what was chosen as it is now, `[positions, numbers]`, each of that shape."""
+    def _where(self, chosen: Tensor, gate: Gate) -> Tensor:
+        """1 where the gate holds, else 0, float32 `[positions, 1]`."""
+        return _holds(chosen.float(), gate, self._place, self._get).float()[:, None]
+
+    def keep(
+        self, row: Row, record: Record, chosen: Tensor, shape: tuple[int, ...], held: Tensor | None = None
+    ) -> None:
+        """Keep what was chosen as it is now, `[positions, numbers]`, each of that shape, where it is `held`: everywhere
+        without that.
+        """
         runs = record.runs
         if (row, runs) not in self._tokens:
             positions = tuple(positions_of(runs))
             self._tokens[row, runs] = positions, tuple(row.sequence.tokens[position] for position in positions)
         seen, tokens = self._save(chosen), self._tokens[row, runs]
         captured = Captured(record.breakpoint, record.layer, *tokens, seen, record.point, shape, record.heads)
-        captured.probe = record.probe
+        captured.reads = None if record.is_kept else record.reads
+        captured.holds = None if held is None else self._save(held)
         self.captured.setdefault(row, []).append(captured)
 
     def _save(self, found: Tensor) -> HostTensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from app.domain.activations import LensAsk
 from app.domain.breakpoints import Intervention, TensorData
+from app.domain.errors import FieldOutOfRange
 from app.domain.memory_map import StepCounts
 from app.domain.points import Point
 from app.gpu.device.hardware import is_out_of_memory
@@ -45,9 +46,12 @@ from app.gpu.state.segments import (
     without_draft,
 )
 from app.machine.cores import free_from_core
-from app.messages import ReadFeatures
+from app.messages import Attribute, ReadFeatures
 
 logger = logging.getLogger(__name__)
+
+MOST_NEURONS = 2048
+"""Of a layer that are attributed: those that fire most."""
 
 
 class Runner:
@@ -87,16 +91,19 @@ class Runner:
         return StepCounts(self._replayed, self._in_runs, self._eager, self._followed, self._tokens)
 
     @torch.inference_mode()
-    def look(self, cells: Sequence[Cell], ends: Mapping[int, Cell], ask: LensAsk) -> tuple[Any, Any, Any]:
-        """What a lens tells of cells, as `LensRows` has it: `rows`, `chosen` and `measures`. `ends` are the streams
-        after the last layer by position. Without an uploaded lens it is the logit lens (nostalgebraist, 2020). Waits
-        for the device. Raises `NotFound` if the lens is not loaded.
+    def look(
+        self,
+        cells: Sequence[Cell],
+        ask: LensAsk,
+        ends: Mapping[int, Cell] = MappingProxyType({}),
+        beside: Mapping[tuple[int, int], Cell] | None = None,
+    ) -> tuple[Any, Any, Any, Any]:
+        """What a lens tells of cells, as `LensRows` has it: `rows`, `chosen`, `measures` and `others`. `ends` are the
+        streams after the last layer by position, `beside` those of another session by layer and position. Without an
+        uploaded lens it is the logit lens (nostalgebraist, 2020). Waits for the device. Raises `NotFound` if the lens
+        is not loaded.
         """
-        hidden, download = self._load(join_cells(cells)), Download(self._streams)
-        if ask.lens:
-            layers = [layer for layer, *_ in cells]
-            hidden = translated(hidden, layers, self.uploads.get(ask.lens), adds=ask.adds)
-        said = log_probabilities(self.stack.head(hidden))
+        said, download = self._said(cells, ask), Download(self._streams)
         best = said.topk(ask.top_k)
         values, ids = download.fetch(best.values), download.fetch(best.indices)
         chosen = said[:, list(ask.chosen)]
@@ -104,6 +111,15 @@ class Runner:
         if ask.chosen:
             found_ranks = torch.stack([(said > said[:, token, None]).sum(-1) for token in ask.chosen], 1)
         ranks, entropies, gaps = download.fetch(found_ranks), list[float](), dict[int, float]()
+        paired = [row for row, (layer, position, *_) in enumerate(cells) if (layer, position) in (beside or ())]
+        others: list[tuple[float, tuple[Any, ...]]] = [(math.nan, ())] * len(cells) if beside is not None else []
+        if paired:
+            there = self._said([(beside or {})[cells[row][:2]] for row in paired], ask)
+            here = said[paired]
+            more = here.exp() - there.exp()
+            most = more.abs().topk(ask.top_k).indices
+            told = download.fetch(most), download.fetch(more.gather(1, most))
+            apart_here = download.fetch((here.exp() * (here - there)).nan_to_num(0.0).sum(-1))
         if ask.measures:
             spread = download.fetch(-(said.exp() * said).nan_to_num(0.0).sum(-1))
             kept = [row for row, (_, position, *_) in enumerate(cells) if position in ends]
@@ -116,9 +132,22 @@ class Runner:
         else:
             download.finish().synchronize()
         rows = tuple(tuple(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True))
-        told = zip(ranks.long().tolist(), logprobs.tolist(), strict=True)
+        ranked = zip(ranks.long().tolist(), logprobs.tolist(), strict=True)
         measures = tuple((entropy, gaps.get(row, math.nan)) for row, entropy in enumerate(entropies))
-        return rows, tuple(tuple(zip(*row, strict=True)) for row in told), measures
+        if paired:
+            for row, number, *changes in zip(
+                paired, apart_here.tolist(), *(each.tolist() for each in told), strict=True
+            ):
+                others[row] = number, tuple(zip(*changes, strict=True))
+        return rows, tuple(tuple(zip(*row, strict=True)) for row in ranked), measures, tuple(others)
+
+    def _said(self, cells: Sequence[Cell], ask: LensAsk) -> Tensor:
+        """The log-probabilities of all tokens that a lens reads in cells, float32 `[cells, vocab_size]`."""
+        hidden = self._load(join_cells(cells))
+        if ask.lens:
+            layers = [layer for layer, *_ in cells]
+            hidden = translated(hidden, layers, self.uploads.get(ask.lens), adds=ask.adds)
+        return log_probabilities(self.stack.head(hidden))
 
     @torch.inference_mode()
     def mean(self, parts: Sequence[Rows], normed: bool) -> Callable[[], TensorData]:
@@ -135,6 +164,10 @@ class Runner:
         """
         logits = self.stack.head(self._load(parts))
         return self._fetched(logits if token_ids is None else logits[:, list(token_ids)])
+
+    def store(self, tensor: TensorData) -> HostTensor:
+        """A tensor that has come from elsewhere, as sessions keep it."""
+        return HostTensor.of(tensor, self._streams)
 
     def _fetched(self, tensor: Tensor) -> Callable[[], TensorData]:
         """A function for any thread that waits for a float32 tensor."""
@@ -165,12 +198,14 @@ class Runner:
 
     @torch.inference_mode()
     def attribute(
-        self, cells: Sequence[Cell], streams: Sequence[bool], tokens: tuple[int, int]
-    ) -> tuple[list[float], float]:
+        self, cells: Sequence[Cell], streams: Sequence[bool], units: Sequence[tuple[Cell, Point, str]], asked: Attribute
+    ) -> tuple[list[float], float, list[tuple[tuple[int, float], ...]]]:
         """Direct logit attribution (Elhage et al., *A Mathematical Framework for Transformer Circuits*, 2021): what
         each cell adds to the logit of the first token less that of the second, with the final norm's scale held, and
         the whole difference. Of `streams` it is what each has more than the one before. The last cell is the stream
-        after the last layer. A cap of logits makes parts approximate. Waits for the device.
+        after the last layer. Of `units` it is what each head adds, or each of the most important neurons, by number. A
+        cap of logits makes parts approximate. Waits for the device. Raises `FieldOutOfRange` for units whose layer does
+        more with them than to multiply.
         """
         stack, rows = self.stack, self._load(join_cells(cells)).float()
         parts, before = rows.clone(), torch.zeros_like(rows[0])
@@ -182,15 +217,49 @@ class Runner:
         signs[1::2] = -1
         told = stack.normed(torch.stack([signs, signs.abs(), signs * 0, before]).to(stack.dtype)).float()
         gain, shift = (told[0] - told[2]) * signs, told[2]
-        if torch.allclose(told[1], shift, atol=1e-3):
-            parts = parts - parts.mean(-1, keepdim=True)
-            before = before - before.mean()
-        scaled = gain * before
+        takes_mean = torch.allclose(told[1], shift, atol=1e-3)
+        scaled = gain * (before - before.mean() if takes_mean else before)
         held = ((told[3] - shift) @ scaled) / (scaled @ scaled)
-        read = torch.cat([gain * parts * held, (shift * 0)[None], told[3:]]).to(stack.dtype)
-        logits = stack.unembed(read)
-        gaps = (logits[:, tokens[0]] - logits[:, tokens[1]]).tolist()
-        return [gap - gaps[-2] for gap in gaps[:-2]], gaps[-1]
+        first, second = asked.tokens
+        toward = held * gain * (stack.toward(first) - stack.toward(second))
+        toward = toward - toward.mean() if takes_mean else toward
+        logits = stack.unembed(told[3:].to(stack.dtype))[0]
+        inner = [self._units(*unit, toward, asked.neurons) for unit in units]
+        return (parts @ toward).tolist(), float(logits[first] - logits[second]), inner
+
+    def _units(
+        self, cell: Cell, point: Point, adapter: str, toward: Tensor, neurons: int
+    ) -> tuple[tuple[int, float], ...]:
+        """What the heads of `z`, or neurons, write along `toward` `[hidden_size]` float32, by number."""
+        layer, shape = cell[0], self.stack.points[point][cell[0]]
+        assert shape is not None
+        stands, count = self._load(join_cells([cell]))[0], shape.heads
+        numbers = torch.arange(count, device=stands.device)
+        if point is Point.MLP_POST:  # each by itself is a product with the whole matrix: those that hardly fire are not
+            numbers = stands.float().abs().topk(min(MOST_NEURONS, len(stands))).indices
+        added, found = [(self._adapters[adapter], slice(None))] if adapter else [], list[Tensor]()
+        nothing = self.stack.written(layer, point, torch.zeros_like(stands)[None], added)
+        if nothing is None:
+            raise FieldOutOfRange(
+                f"{point} of layer {layer} cannot be told apart here: its layer norms or gates what it writes, or runs "
+                "on Transformers' modules: delete these captures",
+                param="positions",
+            )
+        for some in numbers.split(256):
+            alone = torch.zeros(len(some), count, len(stands) // count, dtype=stands.dtype, device=stands.device)
+            if point is Point.MLP_POST:
+                alone = alone.view(len(some), -1).scatter_(1, some[:, None], stands[some][:, None])
+            else:
+                alone[torch.arange(len(some)), some] = stands.view(count, -1)[some]
+                alone = alone.flatten(1)
+            written = self.stack.written(layer, point, alone, added)
+            assert written is not None
+            found.append((written.float() - nothing.float()) @ toward)
+        values = torch.cat(found)
+        if point is Point.MLP_POST:
+            best = values.abs().topk(min(neurons, len(values))).indices
+            numbers, values = numbers[best], values[best]
+        return tuple(zip(numbers.tolist(), values.tolist(), strict=True))
 
     def _load(self, parts: Sequence[Rows]) -> Tensor:
         """The rows on the device, `[rows, width]`, of at least one part."""
@@ -310,7 +379,7 @@ class Runner:
                 if states is not None:
                     states.write()
             else:
-                actions = BoundaryActions(rows, put, self._streams, self._place_vector)
+                actions = BoundaryActions(rows, put, self._streams, self._place_vector, self.uploads.get)
                 in_place = graphs if decodes else None
                 states = RowStates(self.pool, rows, half_states, put) if self._folds else None
                 forward = Forward(stack, self._run_layers, in_place, self._batches, rows, actions, put, states)

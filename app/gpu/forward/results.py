@@ -211,5 +211,6 @@ def _join(cuts: list[Captured]) -> list[Captured]:
             positions=tuple(position for cut in cuts for position in cut.positions),
             token_ids=tuple(token for cut in cuts for token in cut.token_ids),
             hidden=HostTensor.joined([cut.hidden for cut in cuts]),
+            holds=HostTensor.joined([cut.holds for cut in cuts if cut.holds is not None]) if first.holds else None,
         )
     ]

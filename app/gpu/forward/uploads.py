@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -11,8 +11,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from app.domain.errors import NotFound, UploadsFull
+from app.domain.breakpoints import Feature, Need, OfTopK
+from app.domain.errors import NotFound, UploadMissing, UploadsFull
 from app.gpu.device.hardware import is_out_of_memory
+from app.gpu.state.checkpoints import GetUpload
+
+AT_ONCE = 1 << 24
+"""Activations that are computed together, of a dictionary with many features: 64 MiB."""
 
 
 class LoadedUploads:
@@ -38,6 +43,17 @@ class LoadedUploads:
     def drop(self, digest: str) -> None:
         """Forget it. What is under way with it goes on."""
         self._tensors.pop(digest, None)
+
+    def require(self, needs: Iterable[Need]) -> None:
+        """Raise `UploadMissing` unless all of them are loaded."""
+        for digest, width, features in needs:
+            encoder = self._tensors.get(digest, {}).get("encoder")
+            if encoder is not None and encoder.shape[1] == width and len(encoder) >= features:
+                continue
+            raise UploadMissing(
+                "a dictionary that the session's breakpoints or history need is not loaded: upload it again, or remove "
+                "the breakpoints"
+            )
 
     def get(self, digest: str) -> Mapping[str, Tensor]:
         """Its tensors by name. Raises `NotFound` if it is not loaded."""
@@ -66,6 +82,35 @@ def activation_of(
     arXiv:2407.14435) and gated (arXiv:2404.16014) autoencoders alike.
     """
     return torch.relu(scale * z + bias) * (z + gate > threshold)
+
+
+def best_features(hidden: Tensor, tensors: Mapping[str, Tensor], k: int | None, top_k: int) -> Tensor:
+    """For each of `hidden` `[positions, width]` the activations of the `top_k` most active features, and then their
+    numbers, which float32 has exactly: `[positions, 2 * top_k]`.
+    """
+    found = [activations(part, tensors, k).topk(top_k) for part in _parts(hidden, tensors)]
+    return torch.cat([torch.cat([best.values, best.indices.float()], 1) for best in found])
+
+
+def activation(hidden: Tensor, encoder: Tensor, feature: Feature, get: GetUpload) -> Tensor:
+    """That of one feature, float32 `[positions, 1]`, for `hidden` float32 `[positions, width]`."""
+    # Unlike a product's, the bits of a sum on a CPU are the same for any number of rows.
+    z = (hidden * encoder).sum(-1, keepdim=True)
+    found = activation_of(z, feature.scale, feature.bias, feature.gate, feature.threshold)
+    return found if feature.of_topk is None else found * is_active(hidden, feature.of_topk, get)
+
+
+def is_active(hidden: Tensor, feature: OfTopK, get: GetUpload) -> Tensor:
+    """Whether the feature is among the `k` largest that are above 0, `[positions, 1]`, for `[positions, width]`."""
+    tensors = get(feature.digest)
+    there = hidden.to(tensors["encoder"].device)
+    found = [activations(part, tensors, feature.k)[:, feature.index, None] > 0 for part in _parts(there, tensors)]
+    return torch.cat(found).to(hidden.device)
+
+
+def _parts(hidden: Tensor, tensors: Mapping[str, Tensor]) -> Sequence[Tensor]:
+    parts: Sequence[Tensor] = hidden.split(max(1, AT_ONCE // len(tensors["encoder"])))
+    return parts
 
 
 def translated(hidden: Tensor, layers: Sequence[int], tensors: Mapping[str, Tensor], *, adds: bool) -> Tensor:

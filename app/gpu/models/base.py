@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
-from app.domain.points import Points
+from app.domain.points import Point, Points
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.state.layer_state import LayerState, state_bytes
 
@@ -66,6 +66,19 @@ class LayerStack(Protocol):
 
     def unembed(self, normed: Tensor) -> Tensor:
         """What `head` makes of the result of `normed`."""
+        ...
+
+    def toward(self, token_id: int) -> Tensor:
+        """The direction of the logit of a token, before any cap: the products of `normed`'s result with it. Float32
+        `[hidden_size]`. Raises `FieldOutOfRange` where only all ranks together have it.
+        """
+        ...
+
+    def written(self, index: int, point: Point, x: Tensor, adapters: Sequence[tuple[Any, Any]]) -> Tensor | None:
+        """What layer `index` adds to the residual stream for `x` `[rows, width]` at a point before its output
+        projection, `z` or `mlp_post`: `[rows, hidden_size]`, with the projection's bias. `adapters` are those of
+        `Batch`. None: it is not a linear function of that alone, as where it is normed, or not known.
+        """
         ...
 
 

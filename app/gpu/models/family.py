@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -125,6 +125,10 @@ class Parts:
     sites: Sites
     first_state: int = 0
     """Where in the bytes of a row's state those of the layer begin."""
+    writers: dict[Point, tuple[Linear, float]] = field(default_factory=dict)
+    """The output projections that write to the residual stream as they are, by the point before each, and what their
+    results are multiplied by.
+    """
 
     def hold(self, name: str, *shape: int) -> Weight:
         """The tensor `name`, whole."""
@@ -194,12 +198,13 @@ class OwnStack:
         self.max_model_len = max_model_len
         self._weights, self._shard, self.sites = weights, shard, Sites()
         tables = None if family.tables is None else family.tables(config, max_model_len, weights)
-        self._layers = list[Layer]()
+        self._layers, self._writers = list[Layer](), list[Mapping[Point, tuple[Linear, float]]]()
         for index in range(self.num_layers):
             with weights.bundle() as bundle:
                 first = state_bytes(self.states[:index])
                 parts = Parts(family, config, source, shard, bundle, self.device, self.dtype, self.sites, first)
                 self._layers.append(family.layer(attention, tables, index, parts))
+                self._writers.append(parts.writers)
         layer_bytes = source.nbytes // self.num_layers
         self._positions = None
         if family.positions is not None:
@@ -267,6 +272,24 @@ class OwnStack:
         if self._logit_cap is not None:
             softcap_(logits, self._logit_cap)
         return self._shard.beside(logits, self.vocab_size)
+
+    def toward(self, token_id: int) -> Tensor:
+        each, first = torch.eye(self.hidden_size, dtype=self.dtype, device=self.device), 0
+        for index, chunk in enumerate(self._output, self.num_layers + 1):
+            if token_id < first + chunk.out_features:
+                with self._weights.using(index):
+                    return torch.cat([chunk(rows)[:, token_id - first] for rows in each.split(256)]).float() * (
+                        self._logit_scale
+                    )
+            first += chunk.out_features
+        raise IndexError(token_id)
+
+    def written(self, index: int, point: Point, x: Tensor, adapters: Sequence[tuple[Any, Any]]) -> Tensor | None:
+        if point not in self._writers[index]:
+            return None
+        (linear, scale), self.sites.rows = self._writers[index][point], adapters
+        with self._weights.using(index):
+            return linear(x) * scale
 
 
 def points_of(family: Family, config: PretrainedConfig) -> Points:

@@ -90,9 +90,9 @@ def mlp(
     *,
     bias: bool = False,
     fused: bool = False,
-) -> FeedForward:
+) -> tuple[FeedForward, Linear]:
     """`down(activation(gate(x)) * up(x))`, gate and up in one projection; if `fused`, in the checkpoint too. Else the
-    `projections` are called so.
+    `projections` are called so. The second is `down`.
     """
     gate, up_name, down_name = projections
     up = _gate_up(parts, name, width, (gate, up_name), bias=bias, fused=fused)
@@ -108,7 +108,7 @@ def mlp(
             taps(Point.MLP_POST, neurons)
         return total(down(neurons))
 
-    return feed_forward
+    return feed_forward, down
 
 
 def _gate_up(

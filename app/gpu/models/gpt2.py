@@ -38,6 +38,8 @@ def _layer(attention: Attention, _tables: None, index: int, parts: Parts) -> Lay
     up = parts.cut({f"{name}.mlp.c_fc": [inner]}, hidden_size, bias=True)
     down = parts.summed(f"{name}.mlp.c_proj", hidden_size, inner, bias=True)
 
+    parts.writers.update({Point.Z: (output, 1.0), Point.MLP_POST: (down, 1.0)})
+
     def layer(hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
         tap = batch.taps or _untapped
         normed = input_norm(hidden)

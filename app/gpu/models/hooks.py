@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -43,17 +44,20 @@ _NEURONS = (
     ("up_proj", "down_proj"),
 )
 """Of a feed-forward the module that gives neurons before their activation, and the one that takes them behind it."""
+_ROUTERS = ("gate", "router")
+"""Of a feed-forward that has experts, the module that chooses among them."""
 _CLOSE = 1e-4
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """A point is what the module takes, or what it gives."""
+    """A point is what the module takes, or what it gives; or `is_product`, what it makes of its weight."""
 
     module: nn.Module
     takes: bool
     shape: PointShape
+    is_product: bool = False
 
 
 Hooks = Mapping[Point, Hook]
@@ -90,6 +94,10 @@ def _hooked(point: Point, hook: Hook, taps: Taps) -> Iterator[None]:
         flat = found.view(-1, found.shape[-1])
         taps(point, flat if heads == 1 else flat.view(len(flat), heads, -1))
 
+    if hook.is_product:
+        with _products_of(hook.module, tell):
+            yield
+        return
     if hook.takes:
         handle = hook.module.register_forward_pre_hook(
             lambda _module, args, kwargs: tell(_taken(args, kwargs)), with_kwargs=True
@@ -100,6 +108,35 @@ def _hooked(point: Point, hook: Hook, taps: Taps) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+class _Products(TorchFunctionMode):
+    """Tells of each product with a matrix, before anything is made of it."""
+
+    def __init__(self, tell: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func is nn.functional.linear:
+            self._tell(found)
+        return found
+
+
+@contextmanager
+def _products_of(module: nn.Module, tell: Callable[[Tensor], None]) -> Iterator[None]:
+    """`tell` gets the products of the module meanwhile, whenever it runs: it may change them in place."""
+    mode: Any = _Products(tell)
+    handles = [
+        module.register_forward_pre_hook(lambda _module, _args: mode.__enter__() and None),
+        module.register_forward_hook(lambda _module, _args, _given: mode.__exit__(None, None, None), always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _taken(args: Any, kwargs: Any) -> Tensor:
@@ -135,12 +172,15 @@ def find_hooks(
     and their width of `q_proj`, `k_proj` and `v_proj`, where they are known.
     """
     calls, added, before = list[_Call](), _Added(), hidden.clone()
+    routers: dict[nn.Module, list[Tensor]] = {module: [] for module in _routers(layer)}
     handles = [
         child.register_forward_hook(_noting(name, calls, added.at), with_kwargs=True)
         for name, child in layer.named_children()
     ]
     try:
-        with added:
+        with added, ExitStack() as stack:
+            for module, products in routers.items():
+                stack.enter_context(_products_of(module, products.append))
             output = run()
     finally:
         for handle in handles:
@@ -163,7 +203,19 @@ def find_hooks(
                 found[point] = Hook(projection, False, PointShape(count * width, count))
     if feed_forward is not None:
         found |= _neurons(feed_forward.module)
+    for module, products in routers.items():
+        if len(products) == 1:  # else which one has the scores is not certain
+            shape = PointShape(products[0].shape[-1])
+            found[Point.ROUTER_LOGITS] = Hook(module, False, shape, is_product=True)
     return output, found
+
+
+def _routers(layer: nn.Module) -> list[nn.Module]:
+    """The modules of a layer that score experts: one, or none."""
+    mixtures = (getattr(layer, name, None) for name in _FEED_FORWARDS)
+    own = [each for each in mixtures if isinstance(each, nn.Module) and hasattr(each, "experts")]
+    found = [getattr(each, name, None) for each in own for name in _ROUTERS]
+    return [each for each in found if isinstance(each, nn.Module)][:1]
 
 
 def _noting(name: str, calls: list[_Call], added: list[int]) -> Callable[[nn.Module, Any, Any, Any], None]:

@@ -102,6 +102,8 @@ class SelfAttention:
             qkv[query], orders[query] = [sizes["q"]] * 2, _gates_first(heads, self._head_dim)
         self._qkv = parts.cut(qkv, hidden, bias=qkv_bias, orders=orders)
         self._output = parts.summed(f"{name}.self_attn.{variant.output}", hidden, sizes["q"], bias=output_bias)
+        if not variant.gated:
+            parts.writers[Point.Z] = self._output, read(config, "residual_multiplier", 1.0)
         self._qk_norm = None
         if variant.qk_norm or read(config, "use_qk_norm", False):
             self._qk_norm = parts.bundle.hold(self._take_qk_norm(f"{name}.self_attn", parts))
@@ -160,6 +162,9 @@ class LlamaLayer:
         self._folding = None if folding is None else folding(parts, name)
         self._mix: Layer = self._folding or SelfAttention(attention, tables, index, parts, name)
         self._feed_forward = _feed_forward(parts, name, index)
+        for point, norm in ((Point.Z, self._after), (Point.MLP_POST, self._after_mlp)):
+            if norm is not None:  # what is written depends on all that the norm takes
+                parts.writers.pop(point, None)
 
     def __call__(self, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
         taps = batch.taps
@@ -200,7 +205,9 @@ def _feed_forward(parts: Parts, name: str, index: int) -> FeedForward:
         return Experts(parts, name, mixture, activation)
     bias = read(config, "mlp_bias", False) or read(config, "use_bias", False)
     names = f"{name}.{variant.mlp}", variant.projections
-    return mlp(parts, *names, variant.width(config), activation, bias=bias, fused=variant.fused_gate_up)
+    made, down = mlp(parts, *names, variant.width(config), activation, bias=bias, fused=variant.fused_gate_up)
+    parts.writers[Point.MLP_POST] = down, read(config, "residual_multiplier", 1.0)
+    return made
 
 
 def _points(config: PretrainedConfig, index: int) -> Mapping[Point, PointShape]:

@@ -453,6 +453,14 @@ class TransformersStack:
         finally:
             hook.remove()
 
+    def toward(self, token_id: int) -> Tensor:
+        each = torch.eye(self.hidden_size, dtype=self.dtype, device=self.device)
+        zero = self.unembed(torch.zeros_like(each[:1]))[0, token_id]
+        return torch.cat([self.unembed(rows)[:, token_id] for rows in each.split(64)]) - zero
+
+    def written(self, index: int, point: Point, x: Tensor, adapters: Sequence[tuple[Any, Any]]) -> Tensor | None:
+        return None
+
     def _after_layers(self, model: Any, hidden: Tensor) -> Any:
         """What a module with all layers in it makes of the last one's output."""
         self._recorded = None

@@ -4,7 +4,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from app.domain.breakpoints import Pass, Then
+from app.domain.breakpoints import Gate, Pass, Probe, Then, TopFeatures
 from app.domain.errors import ActivationsFull, DjinnError, FieldOutOfRange, GrammarTooComplex
 from app.domain.points import Point, boundary_of
 from app.domain.values import FinishReason, Grammar, TokenLogprobs
@@ -15,7 +15,7 @@ from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.segments import Row
 from app.gpu.state.sequence import ActivationRoom, Seen, TokenCounts, TokenSequence, TurnState
 from app.grammars.matcher import Matcher
-from app.messages import Event, Failed, Paused, Probed, PromptScored, Spent, Submit, Token, TurnFinished
+from app.messages import Event, Failed, Featured, Paused, Probed, PromptScored, Spent, Submit, Token, TurnFinished
 
 _NONE = frozenset[int]()
 Match = Callable[[Grammar, Sequence[int]], Matcher]
@@ -56,26 +56,52 @@ class Turns:
         if len(turn.prompt_logprobs) == turn.prompt_tokens - 1:
             yield PromptScored(turn.ticket, tuple(turn.prompt_logprobs))
 
-    def probed(self, row: Row, found: Captured, *, stopped: bool) -> tuple[Probed, bool] | None:
-        """What a probe has found in a row, and whether that is more than it may. None: it was told before, as the row
-        has been run again, to pause, when it has `stopped`.
+    def read(self, row: Row, found: Captured, *, stopped: bool) -> tuple[list[Event], bool]:
+        """What has been read in a row, and whether the turn stops or pauses for it. Nothing, if it was told before: the
+        row has been run again, to pause, when it has `stopped`.
         """
-        turn, probe = row.turn, found.probe
-        assert probe is not None
+        turn, reads = row.turn, found.reads
         if stopped and turn.halted == row.first:
-            return None
+            return [], False
         values = array("f", found.hidden.read(0, len(found.positions)).data)
-        ends = probe.then is not None and (probe.then is Then.STOP or (turn.pausable and not turn.to_end))
-        halts = ends and probe.above is not None and any(value > probe.above for value in values)
-        return Probed(turn.ticket, probe.name, found.positions, tuple(values), halts), halts
+        may_pause = turn.pausable and not turn.to_end
+        match reads:
+            case Probe():
+                ends = reads.then is not None and (reads.then is Then.STOP or may_pause)
+                halts = ends and reads.above is not None and any(value > reads.above for value in values)
+                return [Probed(turn.ticket, reads.name, found.positions, tuple(values), halts)], halts
+            case TopFeatures(top_k=count):
+                rows = (values[first : first + 2 * count] for first in range(0, len(values), 2 * count))
+                top = tuple(
+                    tuple((int(i), value) for value, i in zip(row[:count], row[count:], strict=True) if value > 0)
+                    for row in rows
+                )
+                return [Featured(turn.ticket, reads.name, found.positions, top)], False
+            case _:
+                return [], may_pause and any(values)
+
+    def capture(self, row: Row, found: Captured) -> list[Event]:
+        """Keep what has been captured in a row, where its gate held. A breakpoint that acts once has done so then."""
+        kept, sequence = found.where_it_holds(), row.sequence
+        if kept is None:
+            return []
+        self.activations.capture(sequence, kept)
+        armed = sequence.breakpoints.get(found.breakpoint)
+        if armed is None or armed.gate is None or not armed.once:
+            return []
+        del sequence.breakpoints[armed.id]
+        return [Spent(sequence.session, armed.id)]
+
+    def runs_again(self, found: Captured, stopped: bool) -> bool:
+        """Whether a row in which the turn halts for what was found is run again, to pause."""
+        return not stopped and _pauses(found)
 
     def halt(self, row: Row, found: Captured, *, stopped: bool) -> list[Event] | None:
-        """Stop the turn of a row, or have it run again up to the probe, to pause there: what it has written of KV is
-        written again. None: it has `stopped` already, at a breakpoint, which does.
+        """Stop the turn of a row, or have it run again up to where that was found, to pause there: what it has written
+        of KV is written again. None: it has `stopped` already, at a breakpoint, which does.
         """
-        sequence, turn, probe = row.sequence, row.turn, found.probe
-        assert probe is not None
-        if probe.then is Then.PAUSE:
+        sequence, turn = row.sequence, row.turn
+        if _pauses(found):
             if stopped:
                 return None
             boundary = boundary_of(found.point, found.layer)
@@ -201,6 +227,11 @@ class Turns:
         sequence.checkpoint = None
         self.activations.note(sequence)
         sequence.interventions.truncate(max(sequence.reached, sequence.computed))
+
+
+def _pauses(found: Captured) -> bool:
+    """Whether a turn that halts for it pauses, rather than stops."""
+    return isinstance(found.reads, Gate) or (isinstance(found.reads, Probe) and found.reads.then is Then.PAUSE)
 
 
 def _grammar_error(turn: TurnState, number: int) -> GrammarTooComplex:

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +15,6 @@ from app.gpu.commands.dispatch import CommandHandler
 from app.gpu.commands.whitebox import Whitebox
 from app.gpu.device.hardware import PROGRESS_SECONDS, choose_kv_dtype, dtype_name
 from app.gpu.engine import Engine, Progress
-from app.gpu.forward.boundary import HostTensor
 from app.gpu.forward.forward import Runner
 from app.gpu.forward.graphs import CudaRecorder, Graphs, layer_by_layer, run_piece
 from app.gpu.kernels.attention.base import Batch, make_batch, require_rows
@@ -108,19 +106,7 @@ def build_engine(
     grammars = Grammars(model, stack.vocab_size)
     activations = ActivationRoom(settings.max_activation_bytes)
     turns = Turns(scheduler, limit, grammars.match, activations)
-    to_host = partial(HostTensor.of, streams=loaded.streams)
-    whitebox = Whitebox(
-        scheduler.placement,
-        runner.look,
-        runner.mean,
-        runner.logits,
-        runner.features,
-        runner.attribute,
-        to_host,
-        grammars.match,
-        activations,
-        stack.num_layers,
-    )
+    whitebox = Whitebox(scheduler.placement, runner, grammars.match, activations, stack.num_layers)
     mover = KVMover(kv.host, kv.identity, kv.disk)
     saved, refused = find_files(kv.disk)
     handler = CommandHandler(
@@ -131,7 +117,6 @@ def build_engine(
         text=loaded.text,
         steps=runner.counts,
         adapters=adapters,
-        uploads=runner.uploads,
         saved=saved,
         refused=refused,
         connections=mover.connections,

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import sys
+from array import array
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from app.domain.activations import MAX_CAPTURE_BYTES, CheckpointInfo, ResumeCost
-from app.domain.breakpoints import Edit, Pass, Probe, TensorData
+from app.domain.breakpoints import Edit, Gate, Pass, Probe, TensorData, TopFeatures
 from app.domain.points import Place, Point, place_of
+
+GetUpload = Callable[[str], Mapping[str, Any]]
+"""The tensors of an upload by name, from its digest. Raises `NotFound` if it is not loaded."""
+Reads = Probe | TopFeatures | Gate
+"""What makes something of what stands at a point: a probe its value; features the activations of the most active ones,
+and then their numbers, which float32 has exactly; a gate 1 where it holds, else 0.
+"""
 
 
 class StoredTensor(Protocol):
@@ -29,8 +37,12 @@ class StoredTensor(Protocol):
         """Rows `[first, end)` as bytes."""
         ...
 
-    def edited(self, first: int, end: int, edit: Edit) -> StoredTensor:
+    def edited(self, first: int, end: int, edit: Edit, get: GetUpload) -> StoredTensor:
         """The same with `edit` applied to rows `[first, end)`."""
+        ...
+
+    def chosen(self, rows: Sequence[int]) -> StoredTensor:
+        """These rows alone."""
         ...
 
     def norms(self, first: int, end: int) -> list[float]:
@@ -138,8 +150,21 @@ class Captured:
     heads: tuple[int, ...] = ()
     """Which ones, where not all were chosen."""
     current_to: int = sys.maxsize
-    probe: Probe | None = None
-    """`hidden` is what it has made of each position, `[positions, 1]` in float32."""
+    reads: Reads | None = None
+    """`hidden` is what it has made of each position, `[positions, numbers]` in float32."""
+    holds: StoredTensor | None = None
+    """Whether a gate did at each position, `[positions, 1]` in float32."""
+
+    def where_it_holds(self) -> Captured | None:
+        """The positions at which its gate held, if there are any."""
+        if self.holds is None:
+            return self
+        found = array("f", self.holds.read(0, len(self.positions)).data)
+        rows = [row for row, holds in enumerate(found) if holds]
+        if not rows:
+            return None
+        at, tokens = (tuple(each[row] for row in rows) for each in (self.positions, self.token_ids))
+        return replace(self, positions=at, token_ids=tokens, hidden=self.hidden.chosen(rows), holds=None)
 
 
 @dataclass(slots=True)

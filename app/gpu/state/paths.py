@@ -20,14 +20,15 @@ from app.domain.breakpoints import (
     Action,
     Breakpoint,
     Edit,
+    Gate,
     Intervention,
     Pass,
     Positions,
-    Probe,
     When,
 )
 from app.domain.points import HEAD, Place, Point, boundary_of, place_of
 from app.domain.positions import Run, Runs, clip_runs, count, multiples, positions_of, runs_of
+from app.gpu.state.checkpoints import Reads
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.sequence import TokenSequence, TurnState
 
@@ -42,8 +43,8 @@ Meeting = tuple[Breakpoint, Runs]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Keep what stands at these positions for the breakpoint, of some `heads` or of all, or what a `probe` makes of
-    it.
+    """Keep what stands at these positions for the breakpoint, of some `heads` or of all, or what something that `reads`
+    makes of it. With a `gate` it is kept where that holds.
     """
 
     boundary: int
@@ -51,7 +52,10 @@ class Record:
     runs: Runs
     point: Point = Point.RESID_POST
     heads: tuple[int, ...] = ()
-    probe: Probe | None = None
+    reads: Reads | None = None
+    gate: Gate | None = None
+    is_kept: bool = False
+    """Whether what is read is kept as a capture, and not told."""
 
     @property
     def place(self) -> Place:
@@ -62,6 +66,21 @@ class Record:
     def layer(self) -> int:
         """The point's."""
         return self.boundary - (2 if self.point in HEAD else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFeature:
+    """Read the activation of a feature that an edit of these positions will change, further up the same layer."""
+
+    boundary: int
+    runs: Runs
+    point: Point
+    edit: Edit
+
+    @property
+    def place(self) -> Place:
+        """Where in a pass."""
+        return place_of(self.boundary, self.point)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +96,7 @@ class LoadCheckpoint:
         return place_of(self.boundary, self.point)
 
 
-Step = Intervention | Record | LoadCheckpoint
+Step = Intervention | Record | ReadFeature | LoadCheckpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +149,7 @@ def _clip_step(step: Step, first: int, end: int) -> Step | None:
     match step:
         case Intervention():
             return step.clip(first, end)
-        case Record():
+        case Record() | ReadFeature():
             inside = clip_runs(step.runs, first, end)
             return replace(step, runs=inside) if inside else None
         case LoadCheckpoint():
@@ -172,7 +191,7 @@ def _longest_row(sequence: TokenSequence, turn: TurnState, budget: int, captured
     armed = sequence.breakpoints.values()
     if turn.pause_at is not None or any(each.may_pause or each.once for each in armed):
         return min(left, paused)
-    return min(left, captured if any(each.action is Action.CAPTURE for each in armed) else budget)
+    return min(left, captured if any(each.action in (Action.CAPTURE, Action.FEATURES) for each in armed) else budget)
 
 
 def _part_within_step(path: PassPlan, first: int, length: int) -> int:
@@ -212,7 +231,7 @@ def _plan_new(sequence: TokenSequence, turn: TurnState, span: Span, behind: Plac
         (each, step) for each, step in _acts(sequence, meetings, behind) if stop is None or step.place <= stop.place
     ]
     stopped_by = None if stop is None else stop.breakpoint
-    acted = {each.id for each, _ in acts} | {stopped_by}
+    acted = {each.id for each, _ in acts if each.gate is None} | {stopped_by}
     steps = [step for _, step in acts]
     return PassPlan(
         0,
@@ -225,8 +244,13 @@ def _plan_new(sequence: TokenSequence, turn: TurnState, span: Span, behind: Plac
     )
 
 
-def _in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
-    return tuple(sorted(steps, key=attrgetter("place")))
+def _in_order(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """With what edits have to read on the way to them."""
+    reading = list[Step]()
+    for step in steps:
+        if isinstance(step, Intervention) and step.edit.feature is not None and step.edit.feature.reads is not None:
+            reading.append(ReadFeature(step.boundary, step.runs, step.edit.feature.reads, step.edit))
+    return tuple(sorted([*reading, *steps], key=attrgetter("place")))
 
 
 class _Stop(NamedTuple):
@@ -241,7 +265,7 @@ def _first_pause(turn: TurnState, meetings: list[Meeting], span: Span, behind: P
     """The lowest place `behind` another at which the row pauses."""
     stops = list[_Stop]()
     if turn.pausable and not turn.to_end:
-        pauses = (each for each, _ in meetings if each.action is Action.PAUSE)
+        pauses = (each for each, _ in meetings if each.action is Action.PAUSE and each.gate is None)
         stops = [
             _Stop(place_of(layer + 1, each.point), each.point, each.id) for each in pauses for layer in each.layers
         ]
@@ -262,8 +286,11 @@ def _acts(
         for boundary in (boundary_of(each.point, layer) for layer in each.layers):
             if place_of(boundary, each.point) <= behind:
                 continue
-            if each.action in (Action.CAPTURE, Action.PROBE):
-                acts.append((each, Record(boundary, each.id, runs, each.point, each.heads, each.probe)))
+            if each.action is Action.PAUSE and each.gate is not None:
+                acts.append((each, Record(boundary, each.id, runs, each.point, reads=each.gate)))
+            elif each.action not in (Action.PAUSE, Action.EDIT):
+                reads, kept = each.probe or each.features, each.action is Action.CAPTURE
+                acts.append((each, Record(boundary, each.id, runs, each.point, each.heads, reads, each.gate, kept)))
             acts += [(each, made) for edit, part in chosen for made in _made(edit, part, boundary, each.point)]
     return acts
 

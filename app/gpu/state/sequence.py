@@ -263,6 +263,8 @@ class TokenSequence:
     """What a client is reading of the captures and the checkpoint, as it was when it began to."""
     map_ends: Mapping[int, Cell] = field(default_factory=dict)
     """By position, those after the last layer, which the map may leave out."""
+    map_beside: Mapping[tuple[int, int], Cell] | None = None
+    """By layer and position, those of another session; None: the map has none beside it."""
     checkpoint: Checkpoint | None = None
     """Where the turn has paused, until its pass has ended."""
     turn: TurnState | None = None

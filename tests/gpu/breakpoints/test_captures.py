@@ -1,5 +1,6 @@
 """What sessions keep of their passes, maps of it against Transformers, and how much memory all of it may take."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,26 @@ def test_the_lens_of_each_layer_is_that_of_transformers(driver: BreakDriver, tin
             assert [logprob for _, logprob in top] == pytest.approx(best.values[position].tolist(), abs=1e-3)
 
 
+def test_a_lens_tells_how_two_sessions_differ(driver: BreakDriver, tiny_gpt2: TinyModel) -> None:
+    session, other = capturing(driver, 3, 8), capturing(driver, 8)
+    prompts = START, [*START[:4], (START[4] + 1) % 60 + 3, *START[5:7]]
+    driver.turn(session, prompts[0], 1)
+    driver.turn(other, prompts[1], 1)
+    here, there = (says(tiny_gpt2.oracle, boundaries(tiny_gpt2.oracle, each)[9]) for each in prompts)
+    driver.do(OpenMap(driver.ticket(), session, Positions(3, 9), None, beside=other))
+    told: Any = driver.do(MapLens(driver.ticket(), session, 0, 12, LensAsk(2)))
+    assert [math.isnan(gap) for gap, _ in told.others] == [True] * 6 + [False] * 4 + [True] * 2
+    for row, position in enumerate(range(3, 7), 6):
+        gap, changed = told.others[row]
+        wanted = torch.nn.functional.kl_div(there[position], here[position], reduction="sum", log_target=True)
+        assert gap == pytest.approx(float(wanted), abs=1e-4)
+        change = here[position].exp() - there[position].exp()
+        assert [value for _, value in changed] == pytest.approx(
+            [float(change[token]) for token, _ in changed], abs=1e-5
+        )
+        assert abs(changed[0][1]) == pytest.approx(float(change.abs().max()), abs=1e-5)
+
+
 @pytest.mark.parametrize("adds", [True, False])
 def test_an_uploaded_lens_is_read_by_the_same_head(
     driver: BreakDriver, tiny_gpt2: TinyModel, tmp_path: Path, adds: bool
@@ -151,9 +172,11 @@ def test_an_uploaded_lens_is_read_by_the_same_head(
 
 def test_parts_add_up_to_the_difference_of_two_logits(driver: BreakDriver, tiny_gpt2: TinyModel) -> None:
     oracle, session = tiny_gpt2.oracle, capturing(driver, 2, 5, 11)
-    driver.arm(session, 5, action=Action.CAPTURE, point=Point.MLP_OUT)
+    inner = Point.MLP_OUT, Point.Z, Point.MLP_POST
+    for point in inner:
+        driver.arm(session, 5, action=Action.CAPTURE, point=point)
     driver.turn(session, START, 1)
-    told: Any = driver.do(Attribute(driver.ticket(), session, Positions(7, 8), (7, 3)))
+    told: Any = driver.do(Attribute(driver.ticket(), session, Positions(7, 8), (7, 3), neurons=4))
     streams = [stream[7] for stream in boundaries(oracle, START)]
     norm, head = oracle.transformer.ln_f, oracle.lm_head.weight
     scale = norm.weight / (streams[12].var(unbiased=False) + norm.eps).sqrt()
@@ -164,6 +187,19 @@ def test_parts_add_up_to_the_difference_of_two_logits(driver: BreakDriver, tiny_
     values = [value for _, point, value in told.parts if point is Point.RESID_POST]
     assert values == pytest.approx(wanted, abs=1e-4)
     assert told.total == pytest.approx(sum(values) + float(norm.bias @ (head[7] - head[3])), abs=1e-4)
+    kept = {each.point: tensor_of(each.tensor)[7] for each in driver.captures(session).records}
+    block, heads = oracle.transformer.h[5], kept[Point.Z].shape[0]
+    of_heads = kept[Point.Z][:, None] @ block.attn.c_proj.weight.view(heads, -1, oracle.config.n_embd)
+    of_neurons = kept[Point.MLP_POST][:, None] * block.mlp.c_proj.weight
+    of_each = [
+        ((each - each.mean(-1, keepdim=True)) * scale) @ (head[7] - head[3]) for each in (of_heads[:, 0], of_neurons)
+    ]
+    assert [place[:2] for place in told.units] == [(5, Point.Z), (5, Point.MLP_POST)]
+    assert [value for _, value in told.units[0][2]] == pytest.approx(of_each[0].tolist(), abs=1e-4)
+    assert [index for index, _ in told.units[1][2]] == of_each[1].abs().topk(4).indices.tolist()
+    assert [value for index, value in told.units[1][2]] == pytest.approx(
+        [float(of_each[1][index]) for index, _ in told.units[1][2]], abs=1e-4
+    )
 
 
 def test_a_paused_layer_is_read_as_it_was_edited(driver: BreakDriver) -> None:

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from app.domain.breakpoints import Edit, EditOp, Gate, Part, PartKind
 from app.gpu.forward.boundary import apply_edit
+from app.gpu.forward.uploads import LoadedUploads
 from tests.gpu.breakpoints.breaking_oracle import data_of, edited
 
 POSITIONS, HEADS, HEAD_DIM = 5, 4, 6
+NO_UPLOADS = LoadedUploads(torch.device("cpu")).get
 WIDTH = HEADS * HEAD_DIM
 FACTORS = {EditOp.SCALE: 0.4, EditOp.ADD: 2.5, EditOp.CLAMP: -6.0}
 CHOSEN = {PartKind.HEADS: (1, 3), PartKind.NEURONS: (0, 5, 17)}
@@ -60,7 +62,7 @@ def test_an_edit_is_its_formula(op: EditOp, kind: PartKind | None, fields: dict[
     vector = 3 * numbers(size, seed=3)
     edit = Edit(op, FACTORS.get(op, 1.0), None if op is EditOp.SCALE else data_of(vector), part=part, **fields)  # type: ignore[arg-type]
     found = HIDDEN.clone()
-    apply_edit(found, edit)
+    apply_edit(found, edit, NO_UPLOADS)
     torch.testing.assert_close(found, by_hand(edit, vector), rtol=1e-5, atol=1e-5)
     if fields.keys() == {"gate"}:
         assert 0 < int((found != HIDDEN).any(1).sum()) < POSITIONS
@@ -72,5 +74,5 @@ def test_what_is_not_chosen_keeps_its_bits_in_memory_of_others() -> None:
     wanted = batch.clone()
     wanted[[2, 5], 2 * HEAD_DIM : 3 * HEAD_DIM] = 0
     gate = Gate(data_of(torch.zeros(WIDTH)), below=1.0)
-    apply_edit(batch[2:8:3], Edit(EditOp.ABLATE, part=Part(PartKind.HEADS, (2,), HEADS), gate=gate))
+    apply_edit(batch[2:8:3], Edit(EditOp.ABLATE, part=Part(PartKind.HEADS, (2,), HEADS), gate=gate), NO_UPLOADS)
     assert torch.equal(batch, wanted)

@@ -2,7 +2,8 @@
 
 import itertools
 from collections.abc import Iterable
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -110,8 +111,8 @@ class PlanningMachine(RuleBasedStateMachine):
         self.phases = Phases(self.placement, self.scheduler.headroom)
         activations = ActivationRoom(0)
         self.turns = Turns(self.scheduler, self.MAX_LEN, nobody_asks, activations)
-        no = nobody_asks
-        whitebox = Whitebox(self.placement, no, no, no, no, no, no, no, activations, 2)
+        runner: Any = SimpleNamespace(uploads=LoadedUploads(torch.device("cpu")))
+        whitebox = Whitebox(self.placement, runner, nobody_asks, activations, 2)
         self.handler = CommandHandler(
             self.scheduler,
             self.phases,
@@ -120,7 +121,6 @@ class PlanningMachine(RuleBasedStateMachine):
             text=lambda: TextUse(0, 0),
             steps=StepCounts,
             adapters=Adapters("none here", DenseLinear, torch.device("cpu"), 0),
-            uploads=LoadedUploads(torch.device("cpu")),
             saved={},
             refused=(),
             connections=SocketTable(),

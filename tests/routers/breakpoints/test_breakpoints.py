@@ -19,6 +19,7 @@ def test_a_breakpoint_is_as_it_was_asked_for(http: httpx.Client, session: str) -
     armed = arm(http, session, **asked)
     assert armed.pop("id").startswith("bp_")
     shown: dict[str, Any] = {"action": "pause", "edits": [], "probe": None, "point": "resid_post", "heads": []}
+    shown |= {"features": None, "gate": None}
     assert armed == {**asked, "layers": [0, 3], **shown}
     by_default = arm(http, session)
     assert by_default["when"] == {"pass": "any", "position": None, "token_id": None, "every": None}

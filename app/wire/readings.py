@@ -1,0 +1,75 @@
+"""What is read inside the model while a turn runs, beside its tokens: by probes and by dictionaries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, Self
+
+from pydantic import BaseModel, Field
+
+from app.messages import Featured, Probed, Reading
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+class ProbeReading(BaseModel):
+    """What a probe has found at `positions` of the history: a value for each; null where it is not finite."""
+
+    probe: str
+    positions: list[int]
+    values: list[float | None]
+    halts: bool = Field(description="whether the turn stops or pauses for it")
+
+    @classmethod
+    def of(cls, found: Probed) -> Self:
+        """The wire form of what was found."""
+        values = [_finite(value) for value in found.values]
+        return cls(probe=found.probe, positions=list(found.positions), values=values, halts=found.halts)
+
+
+class FeatureActivation(BaseModel):
+    """How active a feature is."""
+
+    index: int
+    activation: float | None = Field(description="null if it is not finite")
+
+
+class FeaturesReading(BaseModel):
+    """The most active features of a dictionary at `positions` of the history: for each position a list, the most active
+    first, without those that are not active.
+    """
+
+    dictionary: str
+    positions: list[int]
+    top: list[list[FeatureActivation]]
+
+    @classmethod
+    def of(cls, found: Featured) -> Self:
+        """The wire form of what was found."""
+        top = [
+            [FeatureActivation(index=index, activation=_finite(value)) for index, value in each] for each in found.top
+        ]
+        return cls(dictionary=found.dictionary, positions=list(found.positions), top=top)
+
+
+def event_of(found: Reading) -> tuple[str, BaseModel]:
+    """The name of the event that tells of it, and its data."""
+    return ("probe", ProbeReading.of(found)) if isinstance(found, Probed) else ("features", FeaturesReading.of(found))
+
+
+def by_kind(readings: Iterable[Reading]) -> dict[str, Any]:
+    """`probes` and `features`, as far as there are any, as answers have them beside the tokens."""
+    found = dict[str, list[BaseModel]]()
+    for reading in readings:
+        kind, view = event_of(reading)
+        found.setdefault("probes" if kind == "probe" else kind, []).append(view)
+    return found
+
+
+def djinn_of(readings: Iterable[Reading]) -> dict[str, Any]:
+    """The same, in the field `djinn` of an answer of another API."""
+    found = {kind: [each.model_dump() for each in views] for kind, views in by_kind(readings).items()}
+    return {"djinn": found} if found else {}
