@@ -88,6 +88,42 @@ def _gpt2(hidden: int, layers: int, heads: int, vocab_size: int) -> dict[str, An
     }
 
 
+def _hybrid(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, **others: Any) -> dict[str, Any]:
+    """A Qwen3.5 of that size: every fourth layer attends, the others fold tokens into as many matrices as it has heads,
+    as wide as these.
+    """
+    width = hidden // heads
+    rope = {"rope_type": "default", "rope_theta": others.pop("rope_theta"), "partial_rotary_factor": 0.25}
+    kinds = ["full_attention" if index % 4 == 3 else "linear_attention" for index in range(layers)]
+    return {
+        **_llama(hidden, inner, layers, heads, kv_heads, **others),
+        "model_type": "qwen3_5_text",
+        "rope_parameters": rope,
+        "layer_types": kinds,
+        "linear_conv_kernel_dim": 4,
+        "linear_num_key_heads": heads,
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": width,
+        "linear_value_head_dim": width,
+    }
+
+
+def _mixture(
+    hidden: int, width: int, count: int, chosen: int, layers: int, heads: int, **others: Any
+) -> dict[str, Any]:
+    """A Qwen3 whose tokens visit `chosen` of `count` experts in each layer."""
+    return {
+        **_llama(hidden, width, layers, heads, heads // 2, **others),
+        "model_type": "qwen3_moe",
+        "num_experts": count,
+        "num_experts_per_tok": chosen,
+        "moe_intermediate_size": width,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
 _LLAMA_2 = {"vocab_size": 32_000, "max_position_embeddings": 4096}
 _LLAMA_3 = {"vocab_size": 128_256, "max_position_embeddings": 8192, "rope_theta": 500_000.0}
 _MISTRAL = {"vocab_size": 32_768, "max_position_embeddings": 32_768, "rope_theta": 1_000_000.0}
@@ -95,7 +131,8 @@ _SMOLLM2 = {"vocab_size": 49_152, "max_position_embeddings": 8192, "rope_theta":
 _ALL_FULL = 4 * ["full_attention"]
 _TINY = {"vocab_size": 512, "max_position_embeddings": 1024}
 
-# From the config.json of gpt2, Llama-2-7b and -13b, Mistral-7B-v0.3, Meta-Llama-3-8B and -70B, SmolLM2-135M-Instruct.
+# Published ones are from the config.json of gpt2, Llama-2-7b and -13b, Mistral-7B-v0.3, Meta-Llama-3-8B and -70B,
+# SmolLM2-135M-Instruct.
 _SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": _gpt2(768, 12, 12, 50_257),
     "llama-2-7b": _llama(4096, 11_008, 32, 32, 32, **_LLAMA_2),
@@ -104,6 +141,8 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "llama-3-8b": _llama(4096, 14_336, 32, 32, 8, **_LLAMA_3),
     "llama-3-70b": _llama(8192, 28_672, 80, 64, 8, **_LLAMA_3),
     "smollm2-135m": _llama(576, 1536, 30, 9, 3, tie_word_embeddings=True, **_SMOLLM2),
+    "hybrid-135m": _hybrid(576, 1536, 30, 9, 3, tie_word_embeddings=True, **_SMOLLM2),
+    "experts-400m": _mixture(512, 256, 64, 4, 16, 8, vocab_size=4096, max_position_embeddings=8192),
     "tiny-llama": _llama(64, 128, 4, 4, 2, **_TINY),
     "tiny-mistral": _llama(64, 128, 4, 4, 2, model_type="mistral", **_TINY),
     "tiny-qwen3": _llama(64, 128, 4, 4, 2, model_type="qwen3", layer_types=_ALL_FULL, **_TINY),

@@ -14,7 +14,7 @@ from app.gpu.kernels.attention.base import FLOAT8, AttentionSpec, make_batch
 from app.gpu.kernels.attention.cuda import PROMPT_ROWS
 from app.gpu.kernels.attention.triton_paged import LEAST_ROWS, attend, store
 from app.gpu.kernels.folding.base import Convolution, Recurrence
-from app.gpu.kernels.folding.triton_folding import convolve, recur
+from app.gpu.kernels.folding.triton_folding import convolve, recur, scan
 from app.gpu.kernels.linear.eight_bits import INT8_BLOCK, float8_rows
 from app.gpu.kernels.linear.groups import Codes, Grouped
 from app.gpu.kernels.linear.triton_matmul import grouped_matmul, matmul, matvec, round_rows
@@ -160,3 +160,5 @@ def folding_launches(weight: Tensor) -> Iterator[tuple[str, Launch]]:
     yield "short convolution", lambda: convolve(x, taps, None, states, batch, convolution)
     others = weight[0, :heads].contiguous(), states, batch, recurrence, weight[:4, : heads * keys], weight[0, :keys]
     yield "gated delta rule", lambda: recur(mixed, x[:, : 2 * heads], floats, *others)
+    scanned = floats, weight[0, :heads].contiguous(), weight[0, :heads].contiguous(), states, batch, recurrence
+    yield "scan of Mamba 2", lambda: scan(mixed, x[:, :heads], *scanned, weight[:4, : heads * keys])

@@ -63,7 +63,7 @@ class Served:
         return driver
 
 
-OFTEN = ("qwen3_next", "falcon_h1, both in a layer", "mamba2")
+OFTEN = ("qwen3_next", "falcon_h1, both in a layer", "jamba")
 CASES = [*OFTEN, *(pytest.param(case, marks=pytest.mark.long) for case in FOLDING if case not in OFTEN)]
 
 

@@ -129,8 +129,14 @@ class Marks:
 
         self._note(Point.EXPERTS, tell)
 
-    def state(self, numbers: Tensor) -> None:
-        """Layers with a state are not recorded."""
+    def state(self, read: Callable[[Tensor], Tensor], states: Tensor) -> None:
+        """As `Taps` has it, of the batch of the run."""
+
+        def tell(taps: Taps, _tokens: int, batch: Batch) -> None:
+            assert batch.states is not None
+            taps.state(read, batch.states)
+
+        self._note(Point.STATE, tell)
 
     def pattern(self, query: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec) -> None:
         """As `Taps` has it, of the batch of the run."""
@@ -245,6 +251,11 @@ class RecordedLayers:
             tables[MOST_SHORT : MOST_SHORT + len(prompts), :width] = given[short:]
         program.set("queries", first)
         program.set("tokens", tokens)
+        if batch.states is not None:
+            program.set("row_states", batch.states.data_ptr())
+            program.set("state_rows", len(batch.states))
+            program.set("state_decodes", batch.decodes)
+            program.set("prompt_starts", 0 if batch.prompt_starts is None else batch.prompt_starts.data_ptr())
         placed = self._place_prompts(program, recording, prompts) if prompts else None
         if batch.taps is not None:  # of one layer
             self._run_tapped(program, recording, lo, batch.taps, tokens, batch)
@@ -291,6 +302,9 @@ class RecordedLayers:
         """None if the model, or its attention, needs other kernels for that."""
         recording, hidden = Recording(), self._given[: len(batch.positions)]
         recording.mark_boundary(hidden)
+        if self._pool.state_room:  # each run says where its rows' states are; what stands for them is not touched
+            states = torch.empty(len(batch.contexts), self._pool.state_room, dtype=torch.uint8)
+            batch = replace(batch, states=states, prompt_starts=torch.zeros(1, dtype=torch.int32))
         batches, group_of = batch.by_group(), self._pool.group_of
         try:
             for layer in range(self._stack.num_layers):

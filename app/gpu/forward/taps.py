@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -80,7 +80,7 @@ class LayerTaps:
             self._act(self._rows[place], Point.EXPERTS, dense, None)
             part.copy_(dense.gather(1, chosen))
 
-    def state(self, numbers: Tensor) -> None:
+    def state(self, read: Callable[[Tensor], Tensor], states: Tensor) -> None:
         """As `Taps` has it. Only the last position of a row has a state to show."""
         for place in self._at.get(Point.STATE, ()):
             row = self._rows[place]
@@ -88,7 +88,7 @@ class LayerTaps:
                 assert isinstance(record, Record)
                 last = clip_runs(record.runs, row.end - 1, row.end)
                 if last:
-                    found = numbers[place : place + 1]
+                    found = read(states[place : place + 1])
                     self._actions.keep(row, replace(record, runs=last), found, (found.shape[1],))
 
     def pattern(self, query: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec) -> None:

@@ -68,6 +68,8 @@ class KVPool:
         self.groups = division.groups.size
         block_bytes = self.data[:1].nbytes
         self.state_blocks = -(-state_bytes(stack.states) // block_bytes)
+        self.state_room = self.state_blocks * block_bytes
+        """Bytes of the blocks that a state takes."""
         self.state_bytes_below = [state_bytes(stack.states[:layer]) for layer in range(len(stack.states) + 1)]
         """Of a state, how many bytes at its beginning are of layers below each boundary."""
         word = next(word for word in _WORDS if block_bytes % word.itemsize == 0)

@@ -1,6 +1,9 @@
 """The one way to a model: from its name, config and weights to a `LayerStack`."""
 
+from __future__ import annotations
+
 import logging
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,17 +14,24 @@ from app.gpu.kernels.linear.base import WHOLE, MatmulPrecision, Shard
 from app.gpu.models.base import LayerStack
 from app.gpu.models.family import Family, OwnStack, points_of
 from app.gpu.models.gpt2 import GPT2
-from app.gpu.models.llama import LFM2, LLAMA
+from app.gpu.models.llama import BAMBA, LFM2, LLAMA, MAMBA2
 from app.gpu.models.variants import VARIANTS, has_turned_experts, is_variant, unread
 from app.gpu.weights.bundles import ResidentWeights, Weights
 from app.gpu.weights.checkpoint import weights_of
 from app.gpu.weights.source import WeightSource
 from app.model_store.resolve import ResolvedModel
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
 logger = logging.getLogger(__name__)
 
-FAMILIES = {"gpt2": GPT2, **dict.fromkeys(VARIANTS, LLAMA), "lfm2": LFM2}
+_OTHER_NAMES = dict.fromkeys(("lfm2", "lfm2_moe"), LFM2) | dict.fromkeys(("bamba", "falcon_h1"), BAMBA)
+_OTHER_NAMES |= dict.fromkeys(("mamba2", "nemotron_h"), MAMBA2)
+FAMILIES = {"gpt2": GPT2, **dict.fromkeys(VARIANTS, LLAMA), **_OTHER_NAMES}
 """Those that run on kernels of ours, by `model_type`."""
+_WITH_TEXT = {"qwen3_5", "qwen3_5_moe", "gemma3", "mistral3"}
+"""Models with encoders of images beside a text model of ours, which sees no later tokens where there is no image."""
 _KNOWN = ", ".join(sorted(FAMILIES))
 UNBOUNDED = 32_768
 """Tokens of a sequence of a model whose config names no limit."""
@@ -50,7 +60,8 @@ def load_stack(
     if can_be_streamed(model):
         weights = ResidentWeights(device, dtype, batch_invariant=batch_invariant, products=products)
         return build_stack(model, weights_of(model, device, dtype), weights, attention, max_model_len, shard)
-    left = unread(model.config) if model.config.model_type in VARIANTS else []
+    text = _text_of(model)
+    left = unread(text) if text.model_type in VARIANTS else []
     if left:
         logger.info("it runs on Transformers' modules: Djinn's layers do not read %s", ", ".join(left))
     from app.gpu.models.transformers import load_transformers_stack  # imports much of Transformers
@@ -88,19 +99,19 @@ def build_stack(
             param="weights_device",
         )
     length = _length(model, max_model_len)
-    return OwnStack(family, model.config, source, attention, length, weights, shard)
+    return OwnStack(family, _text_of(model), source, attention, length, weights, shard)
 
 
 def require_shards(model: ResolvedModel, ranks: int) -> None:
     """Raise FieldOutOfRange unless the layers of `model` can be cut into `ranks` equal parts."""
-    kind, vocab, family = model.config.model_type, model.config.vocab_size, _family_of(model)
+    kind, vocab, family = model.config.model_type, _text_of(model).vocab_size, _family_of(model)
     if family is None:
         raise FieldOutOfRange(
             f"tensor_parallel must be 1 for {kind!r}, which runs on Transformers' modules; those of {_KNOWN} can be "
             "more",
             param="tensor_parallel",
         )
-    counts = family.divided(model.config)
+    counts = family.divided(_text_of(model))
     if not counts:
         raise FieldOutOfRange(
             f"tensor_parallel must be 1 for {kind!r}, whose layers cannot be cut", param="tensor_parallel"
@@ -125,13 +136,18 @@ def can_be_streamed(model: ResolvedModel) -> bool:
 
 def _family_of(model: ResolvedModel) -> Family | None:
     """The one of ours, if the model runs on kernels of ours."""
-    kind = model.config.model_type
-    return None if kind in VARIANTS and not is_variant(model.config) else FAMILIES.get(kind)
+    config = _text_of(model)
+    return None if config.model_type in VARIANTS and not is_variant(config) else FAMILIES.get(config.model_type)
+
+
+def _text_of(model: ResolvedModel) -> PretrainedConfig:
+    """The config of what is served."""
+    return model.config.get_text_config() if model.config.model_type in _WITH_TEXT else model.config
 
 
 def folds(model: ResolvedModel) -> bool:
     """Whether some layers of ours fold tokens into a state."""
-    config, family = model.config, _family_of(model)
+    config, family = _text_of(model), _family_of(model)
     if family is None:
         return False
     return any(family.folded(config, index, torch.float32) for index in range(config.num_hidden_layers))
@@ -140,7 +156,7 @@ def folds(model: ResolvedModel) -> bool:
 def multiplies_blocks(model: ResolvedModel) -> bool:
     """Whether matrices reach the model's layers in the blocks in which they are stored: turned ones do not."""
     family = _family_of(model)
-    return family is not None and not family.turned and not has_turned_experts(model.config)
+    return family is not None and not family.turned and not has_turned_experts(_text_of(model))
 
 
 def _length(model: ResolvedModel, wanted: int | None) -> int:
@@ -170,7 +186,7 @@ def why_not_row_by_row(model: ResolvedModel, device: torch.device) -> str | None
     kind, family = model.config.model_type, _family_of(model)
     if family is None:
         return f"{kind!r} runs on Transformers' modules, whose products depend on the batch"
-    if device.type == "cpu" and family.activation(model.config) not in family.own_activations:
+    if device.type == "cpu" and family.activation(_text_of(model)) not in family.own_activations:
         return f"the activation of {kind!r} depends on the batch on a CPU"
     return None
 

@@ -78,9 +78,8 @@ class GatedDeltaNet:
 
     def read_states(self, states: Tensor) -> Tensor:
         """`[rows, numbers]` float32."""
-        shape = self._recurrence
-        matrices = states[:, shape.first :][:, : shape.heads * shape.keys * shape.values * torch.float32.itemsize]
-        return torch.cat((self._convolution.read(states, self._norm.tensor.dtype), matrices.view(torch.float32)), dim=1)
+        inputs = self._convolution.read(states, self._norm.tensor.dtype)
+        return torch.cat((inputs, self._recurrence.read(states)), dim=1)
 
     def __call__(self, normed: Tensor, batch: Batch, _kv: Tensor) -> Tensor:
         assert batch.states is not None

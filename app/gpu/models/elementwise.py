@@ -122,6 +122,26 @@ def gate_(x: Tensor, gates: Tensor) -> Tensor:
     return x.mul_(gates.float().sigmoid())
 
 
+def multiply(x: Tensor, other: Tensor) -> Tensor:
+    """`x` `[tokens, width]` times `other` of that shape, rows of both dense, or times `[width]`. Returns a new tensor
+    of the type of `other`.
+    """
+    if x.device.type == "cpu":
+        from app.gpu.kernels.cpu import elementwise as cpu_elementwise
+
+        return cpu_elementwise.multiply(x, other)
+    return (x * other).to(other.dtype)
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` `[tokens, width]`, dense, as `dtype`."""
+    if x.device.type == "cpu" and x.dtype is not dtype:
+        from app.gpu.kernels.cpu import elementwise as cpu_elementwise
+
+        return cpu_elementwise.rounded(x, dtype)
+    return x.to(dtype)
+
+
 def scale_(x: Tensor, factor: float) -> Tensor:
     """`x` `[tokens, width]`, dense, of which each value has been multiplied by `factor`."""
     if x.device.type == "cpu":

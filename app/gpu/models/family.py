@@ -98,7 +98,9 @@ class Family:
     window: Callable[[PretrainedConfig, int], int | None] = lambda config, index: None
     """How many of the last tokens a layer sees, by its number; None: all."""
     folded: Callable[[PretrainedConfig, int, torch.dtype], int] = lambda config, index, dtype: 0
-    """Bytes of what a layer folds tokens into instead, by its number, if layers compute in that type; 0: it attends."""
+    """Bytes of what a layer folds tokens into, by its number, if layers compute in that type; 0: it does not."""
+    attends: Callable[[PretrainedConfig, int], bool] = lambda config, index: True
+    """Whether a layer attends, by its number."""
     turned: bool = False
     """Whether layers' matrices are stored `[in, out]` (Transformers' `Conv1D`), not `[out, in]`."""
     embedding_scale: Callable[[PretrainedConfig, torch.dtype], float] = lambda config, dtype: 1.0
@@ -190,8 +192,7 @@ class OwnStack:
         self.num_layers: int = config.num_hidden_layers
         self.hidden_size: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
-        kv_heads: int = getattr(config, "num_key_value_heads", config.num_attention_heads)
-        self.kv_heads = shard.share(kv_heads)
+        self.kv_heads = shard.share(kv_heads_of(config))
         self.head_dim = head_dim_of(config)
         self.dtype, self.device = weights.dtype, weights.device
         self.states: Sequence[LayerState] = [self._state(family, config, index) for index in range(self.num_layers)]
@@ -227,10 +228,10 @@ class OwnStack:
         self.parameter_bytes = source.nbytes
 
     def _state(self, family: Family, config: PretrainedConfig, index: int) -> LayerState:
-        folded = family.folded(config, index, self.dtype)
-        if folded:
-            return FoldState(folded)
-        return attention_state(self.kv_heads, self.head_dim, family.window(config, index))
+        folded, attention = family.folded(config, index, self.dtype), None
+        if family.attends(config, index):
+            attention = attention_state(self.kv_heads, self.head_dim, family.window(config, index))
+        return attention if attention is not None and not folded else FoldState(folded, attention)
 
     def _chunk(self, weight: Matrix, layer_bytes: int) -> list[Linear]:
         """The shard's rows of an output projection `[vocab, hidden]`, in chunks. Each has at most as many bytes as a
@@ -306,6 +307,12 @@ def attention_points(heads: int, kv_heads: int, head_dim: int) -> dict[Point, Po
     queries, keys = PointShape(heads * head_dim, heads), PointShape(kv_heads * head_dim, kv_heads)
     found = dict.fromkeys((Point.Q, Point.Q_ROT, Point.Z), queries)
     return found | dict.fromkeys((Point.K, Point.K_ROT, Point.V), keys) | {Point.PATTERN: PointShape(heads, heads)}
+
+
+def kv_heads_of(config: PretrainedConfig) -> int:
+    """Those that attention has; 1 of a model without any."""
+    heads: int = getattr(config, "num_key_value_heads", getattr(config, "num_attention_heads", 1))
+    return heads
 
 
 def head_dim_of(config: PretrainedConfig) -> int:

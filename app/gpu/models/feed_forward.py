@@ -19,15 +19,16 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.points import Point
 from app.gpu.kernels.attention.base import Taps
 from app.gpu.kernels.linear.base import Linear, Matrix, dense_of, split, stack, with_rows
-from app.gpu.models.elementwise import clamped_swiglu, gelu_mul, silu_mul
+from app.gpu.models.elementwise import clamped_swiglu, gelu_mul, scale_, silu_mul
 from app.gpu.models.family import Elementwise, Parts, activation_of
 
 FeedForward = Callable[[Tensor, Taps | None], Tensor]
 """`[tokens, hidden_size]` to the same shape, in a new tensor, with the taps of its points."""
 OWN_ACTIVATIONS: dict[str, Elementwise] = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_mul, "gelu_new": gelu_mul}
 """Those with a kernel of ours that multiplies `up` by what becomes of `gate`, by the names of Transformers."""
-PROJECTIONS = "gate_proj", "up_proj", "down_proj"
-"""What the matrices of a gated MLP are called, in most families."""
+Projections = tuple[str | None, str, str]
+"""What the matrices of an MLP are called: gate, up and down. Gate and up may be one. Without a gate, None is there."""
+PROJECTIONS: Projections = "gate_proj", "up_proj", "down_proj"
 _STEP = 32
 """Outputs of a router are a multiple of this: whole panels of a CPU's products."""
 
@@ -42,7 +43,9 @@ class Mixture:
     """Of an expert's MLP."""
     module: str = "mlp"
     router: str = "gate"
-    projections: tuple[str, str, str] = PROJECTIONS
+    projections: Projections = PROJECTIONS
+    merged: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
+    """Gate and up, and down, where those of all experts are one tensor."""
     renormalized: bool = True
     """Whether the weights of a token's visits sum to 1, before they are scaled."""
     sigmoid: bool = False
@@ -54,7 +57,8 @@ class Mixture:
     """Experts are chosen from so many of the groups, those whose best two have the highest scores (DeepSeek-V3)."""
     scale: float = 1.0
     shared: str | None = None
-    """An MLP that all tokens visit."""
+    """An MLP of the layer that all tokens visit."""
+    shared_projections: Projections = PROJECTIONS
     shared_width: int = 0
     shared_gate: str | None = None
     """What the shared MLP's weight is a logistic function of; without it, that is 1."""
@@ -67,8 +71,16 @@ class Mixture:
     """Alpha and limit of `elementwise.clamped_swiglu`, where that is what multiplies gate and up."""
 
 
-def gated(activation: str) -> Elementwise:
-    """`activation(gate) * up` of `[..., 2 * width]`, the gate first."""
+ALIKE = frozenset((*OWN_ACTIVATIONS, "relu2"))
+"""Activations of which each value's bits depend on it alone: `relu2` rounds once, whatever computes it."""
+
+
+def neurons_of(activation: str, projections: Projections) -> Elementwise:
+    """`activation(gate) * up` of `[..., 2 * width]`, the gate first; of `[..., width]` without a gate its activation
+    alone.
+    """
+    if projections[0] is None:
+        return activation_of(activation)
     own = OWN_ACTIVATIONS.get(activation)
     if own is not None:
         return own
@@ -84,29 +96,33 @@ def gated(activation: str) -> Elementwise:
 def mlp(
     parts: Parts,
     name: str,
-    projections: tuple[str, str, str],
+    projections: Projections,
     width: int,
     activation: str,
     *,
     bias: bool = False,
-    fused: bool = False,
+    scales: tuple[float, float] = (1.0, 1.0),
 ) -> tuple[FeedForward, Linear]:
-    """`down(activation(gate(x)) * up(x))`, gate and up in one projection; if `fused`, in the checkpoint too. Else the
-    `projections` are called so. The second is `down`.
+    """`down(activation(gate(x)) * up(x))`, gate and up in one projection, and `down` itself. `scales` are what gate and
+    result are multiplied by.
     """
-    gate, up_name, down_name = projections
-    up = _gate_up(parts, name, width, (gate, up_name), bias=bias, fused=fused)
-    down = _down(parts, f"{name}.{down_name}", width, bias=bias)
-    multiply, total = gated(activation), parts.shard.total
+    up = _gate_up(parts, name, width, projections, bias=bias)
+    down = _down(parts, f"{name}.{projections[2]}", width, bias=bias)
+    multiply, total = neurons_of(activation, projections), parts.shard.total
+    count = 1 if projections[0] is None else 2
 
     def feed_forward(x: Tensor, taps: Taps | None) -> Tensor:
         gate_up = up(x)
+        gate = gate_up[:, : gate_up.shape[1] // count]
+        if scales[0] != 1:
+            gate *= scales[0]
         if taps is not None:
-            taps(Point.MLP_PRE, gate_up[:, : gate_up.shape[1] // 2])
+            taps(Point.MLP_PRE, gate)
         neurons = multiply(gate_up)
         if taps is not None:
             taps(Point.MLP_POST, neurons)
-        return total(down(neurons))
+        added = total(down(neurons))
+        return added if scales[1] == 1 else scale_(added, scales[1])
 
     return feed_forward, down
 
@@ -115,15 +131,14 @@ def _gate_up(
     parts: Parts,
     name: str,
     width: int,
-    projections: tuple[str, str] = PROJECTIONS[:2],
+    projections: Projections,
     *,
     bias: bool = False,
-    fused: bool = False,
 ) -> Linear:
-    modules = {f"{name}.{each}": [width] for each in projections}
-    return parts.cut(
-        {f"{name}.gate_up_proj": [width, width]} if fused else modules, parts.config.hidden_size, bias=bias
-    )
+    gate, up, _ = projections
+    names = [f"{name}.{each}" for each in (gate, up) if each is not None]
+    modules = {names[0]: [width, width]} if gate == up else {each: [width] for each in names}
+    return parts.cut(modules, parts.config.hidden_size, bias=bias)
 
 
 def _down(parts: Parts, name: str, width: int, *, bias: bool = False) -> Linear:
@@ -137,23 +152,24 @@ class Experts:
         """`name` is that of the layer. Raises FieldOutOfRange for numbers of experts and groups that make no sense."""
         self._require(mixture)
         self._mixture, self._total = mixture, parts.shard.total
-        self._multiply = gated(activation) if mixture.clamp is None else _clamped(*mixture.clamp)
+        neurons = neurons_of(activation, mixture.projections)
+        self._multiply = neurons if mixture.clamp is None else _clamped(*mixture.clamp)
         self._on = _kernels_of(parts.device)
         module = f"{name}.{mixture.module}"
         self._router = parts.bundle.linear(*self._take_router(parts, f"{module}.{mixture.router}", module))
         self._correction = None
         if mixture.correction is not None:
             self._correction = parts.hold(f"{module}.{mixture.correction}", mixture.experts)
-        experts, turned = f"{module}.experts", mixture.turned
-        gate_up, down = (_take_turned if turned else _take_experts)(parts, experts, mixture)
-        gate_up_bias, down_bias = _take_turned_biases(parts, experts, mixture) if turned else (None, None)
+        turned = mixture.turned
+        gate_up, down = (_take_turned if turned else _take_experts)(parts, module, mixture)
+        gate_up_bias, down_bias = _take_turned_biases(parts, module, mixture) if turned else (None, None)
         self._gate_up = parts.bundle.linear(gate_up, gate_up_bias, mixture.experts)
         self._down = parts.bundle.linear(down, down_bias, mixture.experts)
         self._shared: Elementwise | None = None
         if mixture.shared is not None:
-            shared = f"{module}.{mixture.shared}"
-            up = _gate_up(parts, shared, mixture.shared_width)
-            back = _down(parts, f"{shared}.{PROJECTIONS[2]}", mixture.shared_width)
+            shared, projections = f"{name}.{mixture.shared}", mixture.shared_projections
+            up = _gate_up(parts, shared, mixture.shared_width, projections)
+            back = _down(parts, f"{shared}.{projections[2]}", mixture.shared_width)
             self._shared = lambda x: back(self._multiply(up(x)))
 
     @staticmethod
@@ -207,6 +223,8 @@ class Experts:
         if taps is not None:
             taps.experts(ids, weights, mixture.experts)
         places, starts = self._on.group(ids, mixture.experts)
+        for linear in (self._gate_up, self._down):
+            linear.weights[0].expect(starts)
         visits = self._down(self._multiply(self._gate_up(self._on.spread(x, places), starts)), starts)
         shared = None if self._shared is None else self._shared(x)
         gate = None if mixture.shared_gate is None else logits[:, mixture.experts :]
@@ -224,34 +242,39 @@ def _kernels_of(device: torch.device) -> Any:
     return experts
 
 
-def _take_experts(parts: Parts, name: str, mixture: Mixture) -> tuple[Matrix, Matrix]:
+def _take_experts(parts: Parts, module: str, mixture: Mixture) -> tuple[Matrix, Matrix]:
     """Gate and up of all experts, `[experts * 2 * width, hidden]`, and down, `[experts * hidden, width]`: of each the
     shard's share. Checkpoints have them one by one, or all in one tensor.
     """
     count, width, hidden = mixture.experts, mixture.width, parts.config.hidden_size
     gate, up, down = mixture.projections
+    inputs = [each for each in (gate, up) if each is not None]
     take, shard, first, second = parts.source.take_matrix, parts.shard, list[Matrix](), list[Matrix]()
-    if parts.source.holds(f"{name}.gate_up_proj"):
-        first = split(take(f"{name}.gate_up_proj", (count, 2 * width, hidden)), width)
-        second = split(take(f"{name}.down_proj", (count, hidden, width)), hidden)
+    both, back = (f"{module}.{each}" for each in mixture.merged)
+    if parts.source.holds(both):
+        first = split(take(both, (count, len(inputs) * width, hidden)), width)
+        second = split(take(back, (count, hidden, width)), hidden)
     else:
         for expert in range(count):
-            first += [take(f"{name}.{expert}.{each}.weight", (width, hidden)) for each in (gate, up)]
-            second.append(take(f"{name}.{expert}.{down}.weight", (hidden, width)))
+            name = f"{module}.experts.{expert}"
+            first += [take(f"{name}.{each}.weight", (width, hidden)) for each in inputs]
+            second.append(take(f"{name}.{down}.weight", (hidden, width)))
     return stack([shard.rows(each) for each in first]), stack([shard.columns(each) for each in second])
 
 
-def _take_turned(parts: Parts, name: str, mixture: Mixture) -> tuple[Matrix, Matrix]:
+def _take_turned(parts: Parts, module: str, mixture: Mixture) -> tuple[Matrix, Matrix]:
     """The same of a mixture that is `turned`. A GGUF file has it as any other, all experts' gates in one tensor."""
     count, width, hidden = mixture.experts, mixture.width, parts.config.hidden_size
-    if parts.source.holds(f"{name}.gate_proj"):
+    if parts.source.holds(f"{module}.experts.gate_proj"):
         take, shard = parts.source.take_matrix, parts.shard
-        gates, ups = (split(take(f"{name}.{each}_proj", (count, width, hidden)), width) for each in ("gate", "up"))
-        downs = split(take(f"{name}.down_proj", (count, hidden, width)), hidden)
+        gates, ups = (
+            split(take(f"{module}.experts.{each}_proj", (count, width, hidden)), width) for each in ("gate", "up")
+        )
+        downs = split(take(f"{module}.experts.down_proj", (count, hidden, width)), hidden)
         both = [shard.rows(each) for pair in zip(gates, ups, strict=True) for each in pair]
         return stack(both), stack([shard.columns(each) for each in downs])
-    gate_up = dense_of(parts.source.take_matrix(f"{name}.gate_up_proj", (count, hidden, 2 * width)))
-    down = dense_of(parts.source.take_matrix(f"{name}.down_proj", (count, width, hidden)))
+    gate_up = dense_of(parts.source.take_matrix(f"{module}.experts.gate_up_proj", (count, hidden, 2 * width)))
+    down = dense_of(parts.source.take_matrix(f"{module}.experts.down_proj", (count, width, hidden)))
     first = gate_up.view(count, hidden, width, 2).permute(0, 3, 2, 1).reshape(-1, width, hidden)
     second = down.view(count, width, hidden).transpose(1, 2)
     return (
@@ -260,16 +283,16 @@ def _take_turned(parts: Parts, name: str, mixture: Mixture) -> tuple[Matrix, Mat
     )
 
 
-def _take_turned_biases(parts: Parts, name: str, mixture: Mixture) -> tuple[Tensor, Tensor | None]:
+def _take_turned_biases(parts: Parts, module: str, mixture: Mixture) -> tuple[Tensor, Tensor | None]:
     count, width, shard = mixture.experts, mixture.width, parts.shard
-    if parts.source.holds(f"{name}.gate_proj_bias"):
-        both = [parts.source.take(f"{name}.{each}_proj_bias", (count, width)) for each in ("gate", "up")]
+    if parts.source.holds(f"{module}.experts.gate_proj_bias"):
+        both = [parts.source.take(f"{module}.experts.{each}_proj_bias", (count, width)) for each in ("gate", "up")]
         gate_up = torch.stack(both, 2)
     else:
-        gate_up = parts.source.take(f"{name}.gate_up_proj_bias", (count, 2 * width)).view(count, width, 2)
+        gate_up = parts.source.take(f"{module}.experts.gate_up_proj_bias", (count, 2 * width)).view(count, width, 2)
     share = shard.values(gate_up.permute(1, 0, 2)).permute(1, 2, 0)
     return share.reshape(count, -1), shard.once(
-        parts.source.take(f"{name}.down_proj_bias", (count, parts.config.hidden_size))
+        parts.source.take(f"{module}.experts.down_proj_bias", (count, parts.config.hidden_size))
     )
 
 

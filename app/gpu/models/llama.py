@@ -11,20 +11,22 @@ import torch
 from torch import Tensor
 
 from app.domain.points import Point, PointShape
-from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, tapped
+from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, Taps, tapped
 from app.gpu.kernels.linear.base import Weight
 from app.gpu.models.base import require_fixed_rope
 from app.gpu.models.elementwise import add_, add_rms_norm, gate_, rms_norm, rotate, scale_
 from app.gpu.models.family import Elementwise, Family, Folding, Layer, Parts, attention_points, head_dim_of
-from app.gpu.models.feed_forward import OWN_ACTIVATIONS, Experts, FeedForward, mlp
+from app.gpu.models.feed_forward import ALIKE, Experts, FeedForward, mlp
 from app.gpu.models.variants import VARIANTS, read
 from app.gpu.weights.bundles import Weights
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_FOLDING = "linear_attention", "conv"
-"""Types of layers that fold tokens into a state."""
+_FOLDING = "linear_attention", "conv", "hybrid"
+"""Types of layers that fold tokens into a state; a hybrid one attends beside that."""
+_MIX_NOTHING = "mlp", "moe"
+"""Those that have a feed-forward alone."""
 Tables = Mapping[str | None, Tensor]
 """By the type of a layer, or one under None for layers of all types."""
 
@@ -34,6 +36,8 @@ def rotary_tables(config: PretrainedConfig, positions: int, weights: Weights) ->
     (Su et al., arXiv:2104.09864) with Transformers' own frequencies and scaling. Raises as `require_fixed_rope`.
     """
     require_fixed_rope(config)
+    if not getattr(config, "rope_parameters", None):
+        return {}
     exact = VARIANTS[config.model_type].exact_angles
     dtype, at = torch.float32 if exact else weights.dtype, torch.arange(positions, device=weights.device)
     by_type = {kind: given for kind, given in config.rope_parameters.items() if isinstance(given, dict)}
@@ -76,39 +80,41 @@ class SelfAttention:
         self._gates, self._eps = self._heads if variant.gated else 0, eps_of(config)
         assert tables is not None
         table = tables.get(None, tables.get(layer_type(config, index)))
-        self._table = table if read(config, "no_rope_layers", {index: 1})[index] else None
+        rotates = read(config, "no_rope_layers", {index: 1})[index] and read(config, "position_embedding_type", "rope")
+        self._table = table if rotates else None
         self._attention, self._spec = attention, _spec(config, index, self._head_dim)
-        self._sinks = None
+        self._sinks, module = None, f"{name}.{variant.attention}"
         if variant.sinks:
-            sinks = parts.source.take(f"{name}.self_attn.sinks", (heads,)).float()
+            sinks = parts.source.take(f"{module}.sinks", (heads,)).float()
             self._sinks = parts.bundle.hold(parts.shard.values(sinks))
         bias = read(config, "attention_bias", False) or read(config, "use_bias", False)
         qkv_bias = variant.qkv_bias or bias or read(config, "qkv_bias", False)
         output_bias = read(config, "attention_out_bias", bias and variant.output_bias)
         sizes = {"q": heads * self._head_dim, "k": kv_heads * self._head_dim, "v": kv_heads * self._head_dim}
-        qkv = {f"{name}.self_attn.{each}_proj": [size] for each, size in sizes.items()}
+        qkv = {f"{module}.{each}_proj": [size] for each, size in sizes.items()}
         if variant.fused_qkv:
-            qkv = {f"{name}.self_attn.qkv_proj": list(sizes.values())}
+            qkv = {f"{module}.qkv_proj": list(sizes.values())}
         orders, self._order = dict[str, Tensor](), None
         if variant.interleaved and table is not None:
             one = _halves_apart(1, self._head_dim, table.shape[1])
             self._order = one.argsort().to(parts.device)
             orders = {
-                f"{name}.self_attn.{each}_proj": _halves_apart(count, self._head_dim, table.shape[1])
+                f"{module}.{each}_proj": _halves_apart(count, self._head_dim, table.shape[1])
                 for each, count in (("q", heads), ("k", kv_heads))
             }
         if variant.gated:
-            query = f"{name}.self_attn.q_proj"
+            query = f"{module}.q_proj"
             qkv[query], orders[query] = [sizes["q"]] * 2, _gates_first(heads, self._head_dim)
         self._qkv = parts.cut(qkv, hidden, bias=qkv_bias, orders=orders)
-        self._output = parts.summed(f"{name}.self_attn.{variant.output}", hidden, sizes["q"], bias=output_bias)
+        self._output = parts.summed(f"{module}.{variant.output}", hidden, sizes["q"], bias=output_bias)
         if not variant.gated:
-            parts.writers[Point.Z] = self._output, read(config, "residual_multiplier", 1.0)
+            multiplier = read(config, "residual_multiplier", 1.0) * read(config, "attention_out_multiplier", 1.0)
+            parts.writers[Point.Z] = self._output, multiplier
         self._qk_norm = None
         if variant.qk_norm or read(config, "use_qk_norm", False):
-            self._qk_norm = parts.bundle.hold(self._take_qk_norm(f"{name}.self_attn", parts))
+            self._qk_norm = parts.bundle.hold(self._take_qk_norm(module, parts))
         wide = ("q", "k") if variant.wide_qk_norm else ()
-        self._wide_norms = [parts.hold(f"{name}.self_attn.{each}_norm.weight", sizes[each]) for each in wide]
+        self._wide_norms = [parts.hold(f"{module}.{each}_norm.weight", sizes[each]) for each in wide]
 
     def _take_qk_norm(self, name: str, parts: Parts) -> Tensor:
         """`[heads + kv_heads, head_dim]`: the weight of every query and key head's norm."""
@@ -152,15 +158,13 @@ class LlamaLayer:
     def __init__(self, attention: Attention, tables: Tables | None, index: int, parts: Parts) -> None:
         """`tables` are the `rotary_tables`."""
         config, variant = parts.config, VARIANTS[parts.config.model_type]
-        name = f"model.layers.{index}"
+        name = f"{variant.layers}.{index}"
         self._eps, self._residual = eps_of(config), read(config, "residual_multiplier", 1.0)
         norms = [
             None if each is None else hold_norm(parts, f"{name}.{each}", config.hidden_size) for each in variant.norms
         ]
         self._before, self._after, self._before_mlp, self._after_mlp = norms
-        folding = _folding(config, index)
-        self._folding = None if folding is None else folding(parts, name)
-        self._mix: Layer = self._folding or SelfAttention(attention, tables, index, parts, name)
+        self._mix, self._folding = _mixer(attention, tables, index, parts, name)
         self._feed_forward = _feed_forward(parts, name, index)
         for point, norm in ((Point.Z, self._after), (Point.MLP_POST, self._after_mlp)):
             if norm is not None:  # what is written depends on all that the norm takes
@@ -171,10 +175,9 @@ class LlamaLayer:
         normed = self._normed(hidden, self._before)
         if taps is not None and self._before is not None:
             taps(Point.ATTN_IN, normed)
-        mixed = self._scaled(self._normed(self._mix(normed, batch, kv), self._after))
+        mixed = _times(self._normed(self._mix(normed, batch, kv), self._after), self._residual)
         if taps is not None:
-            if self._folding is not None and batch.states is not None and Point.STATE in taps.points:
-                taps.state(self._folding.read_states(batch.states))
+            _tap_state(self._folding, batch, taps)
             taps(Point.ATTN_OUT, mixed)
             hidden = add_(mixed, hidden)
             taps(Point.RESID_MID, hidden)
@@ -185,7 +188,7 @@ class LlamaLayer:
             hidden = normed = add_(mixed, hidden)
         else:
             hidden, normed = add_rms_norm(mixed, hidden, self._before_mlp.tensor, self._eps)
-        added = self._scaled(self._normed(self._feed_forward(normed, taps), self._after_mlp))
+        added = _times(self._normed(self._feed_forward(normed, taps), self._after_mlp), self._residual)
         if taps is not None:
             taps(Point.MLP_OUT, added)
         return add_(added, hidden)
@@ -193,8 +196,67 @@ class LlamaLayer:
     def _normed(self, x: Tensor, norm: Weight | None) -> Tensor:
         return x if norm is None else rms_norm(x, norm.tensor, self._eps)
 
-    def _scaled(self, x: Tensor) -> Tensor:
-        return x if self._residual == 1 else scale_(x, self._residual)
+
+class LoneLayer:
+    """`x + part(norm(x))`, of which the part mixes tokens, or is a feed-forward: such layers take turns."""
+
+    def __init__(self, attention: Attention, tables: Tables | None, index: int, parts: Parts) -> None:
+        """`tables` are the `rotary_tables`."""
+        config, variant = parts.config, VARIANTS[parts.config.model_type]
+        name = f"{variant.layers}.{index}"
+        self._eps, self._norm = eps_of(config), hold_norm(parts, f"{name}.{variant.norms[0]}", config.hidden_size)
+        self._mix: Layer | None = None
+        self._feed_forward: FeedForward | None = None
+        self._folding: Folding | None = None
+        if layer_type(config, index) in _MIX_NOTHING:
+            self._feed_forward = _feed_forward(parts, name, index)
+        else:
+            self._mix, self._folding = _mixer(attention, tables, index, parts, name)
+
+    def __call__(self, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
+        taps, normed = batch.taps, rms_norm(hidden, self._norm.tensor, self._eps)
+        if taps is not None:
+            taps(Point.ATTN_IN if self._mix is not None else Point.MLP_IN, normed)
+        if self._mix is None:
+            assert self._feed_forward is not None
+            added = self._feed_forward(normed, taps)
+        else:
+            added = self._mix(normed, batch, kv)
+        if taps is not None:
+            _tap_state(self._folding, batch, taps)
+            taps(Point.ATTN_OUT if self._mix is not None else Point.MLP_OUT, added)
+        return add_(added, hidden)
+
+
+def _mixer(
+    attention: Attention, tables: Tables | None, index: int, parts: Parts, name: str
+) -> tuple[Layer, Folding | None]:
+    """What mixes tokens in the layer `name`, and what it folds them into, if it does."""
+    config, kind = parts.config, _folding(parts.config, index)
+    folding = None if kind is None else kind(parts, name)
+    if folding is not None and not _attends(config, index):
+        return folding, folding
+    attend = SelfAttention(attention, tables, index, parts, name)
+    if folding is None:
+        return attend, None
+    inward, outward = config.attention_in_multiplier, config.attention_out_multiplier
+
+    def mix(normed: Tensor, batch: Batch, kv: Tensor) -> Tensor:
+        """As Falcon-H1 does, which folds and attends beside each other."""
+        folded = _times(folding(normed, batch, kv), config.ssm_out_multiplier)
+        attended = attend(normed if inward == 1 else normed * inward, batch, kv)
+        return add_(_times(attended, outward), folded)
+
+    return mix, folding
+
+
+def _times(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1 else scale_(x, factor)
+
+
+def _tap_state(folding: Folding | None, batch: Batch, taps: Taps) -> None:
+    if folding is not None and batch.states is not None and Point.STATE in taps.points:
+        taps.state(folding.read_states, batch.states)
 
 
 def _feed_forward(parts: Parts, name: str, index: int) -> FeedForward:
@@ -204,9 +266,9 @@ def _feed_forward(parts: Parts, name: str, index: int) -> FeedForward:
     if mixture is not None:
         return Experts(parts, name, mixture, activation)
     bias = read(config, "mlp_bias", False) or read(config, "use_bias", False)
-    names = f"{name}.{variant.mlp}", variant.projections
-    made, down = mlp(parts, *names, variant.width(config), activation, bias=bias, fused=variant.fused_gate_up)
-    parts.writers[Point.MLP_POST] = down, read(config, "residual_multiplier", 1.0)
+    names, (opened, added) = (f"{name}.{variant.mlp}", variant.projections), read(config, "mlp_multipliers", (1.0, 1.0))
+    made, down = mlp(parts, *names, variant.width(config), activation, bias=bias, scales=(opened, added))
+    parts.writers[Point.MLP_POST] = down, added * read(config, "residual_multiplier", 1.0)
     return made
 
 
@@ -215,12 +277,17 @@ def _points(config: PretrainedConfig, index: int) -> Mapping[Point, PointShape]:
     variant, hidden = VARIANTS[config.model_type], PointShape(config.hidden_size)
     mixture, norms = variant.experts(config, index), variant.norms
     lacking = {point for point, norm in ((Point.ATTN_IN, norms[0]), (Point.MLP_IN, norms[2])) if norm is None}
-    folding = _folding(config, index)
-    if folding is None:
-        inside = attention_points(config.num_attention_heads, config.num_key_value_heads, head_dim_of(config))
-    else:
-        inside = {Point.STATE: PointShape(folding.state_numbers(config))}
-    inside |= dict.fromkeys((Point.ATTN_IN, Point.ATTN_OUT, Point.RESID_MID, Point.MLP_IN, Point.MLP_OUT), hidden)
+    folding, inside = _folding(config, index), dict[Point, PointShape]()
+    if _attends(config, index):
+        inside |= attention_points(config.num_attention_heads, config.num_key_value_heads, head_dim_of(config))
+    if folding is not None:
+        inside[Point.STATE] = PointShape(folding.state_numbers(config))
+    around: Sequence[Point] = (Point.ATTN_IN, Point.ATTN_OUT, Point.RESID_MID, Point.MLP_IN, Point.MLP_OUT)
+    if variant.lone:
+        around, lacking = around[:2] if inside else around[3:], set()
+    inside |= dict.fromkeys(around, hidden)
+    if Point.MLP_IN not in around:
+        return inside
     if mixture is None:
         inside |= dict.fromkeys((Point.MLP_PRE, Point.MLP_POST), PointShape(variant.width(config)))
     else:
@@ -230,6 +297,7 @@ def _points(config: PretrainedConfig, index: int) -> Mapping[Point, PointShape]:
 
 def _spec(config: PretrainedConfig, index: int, head_dim: int) -> AttentionSpec:
     scale = read(config, "attention_multiplier", read(config, "query_pre_attn_scalar", head_dim) ** -0.5)
+    scale *= read(config, "key_multiplier", 1.0)
     return AttentionSpec(scale, _window(config, index), read(config, "attn_logit_softcapping"))
 
 
@@ -284,6 +352,12 @@ def _folding(config: PretrainedConfig, index: int) -> type[Folding] | None:
     return VARIANTS[config.model_type].folding if layer_type(config, index) in _FOLDING else None
 
 
+def _attends(config: PretrainedConfig, index: int) -> bool:
+    """Whether the layer does."""
+    kind = layer_type(config, index)
+    return kind not in _MIX_NOTHING and (kind == "hybrid" or _folding(config, index) is None)
+
+
 def _folded(config: PretrainedConfig, index: int, dtype: torch.dtype) -> int:
     """Bytes of the state that the layer folds tokens into; 0: it attends."""
     folding = _folding(config, index)
@@ -291,7 +365,7 @@ def _folded(config: PretrainedConfig, index: int, dtype: torch.dtype) -> int:
 
 
 def _activation(config: PretrainedConfig) -> str:
-    name: str = read(config, "hidden_activation", getattr(config, "hidden_act", "silu"))
+    name: str = read(config, "hidden_activation", read(config, "mlp_hidden_act", getattr(config, "hidden_act", "silu")))
     return name
 
 
@@ -337,13 +411,16 @@ LLAMA = Family(
     final_norm="model.norm",
     divided=_divided,
     activation=_activation,
-    own_activations=frozenset(OWN_ACTIVATIONS),
+    own_activations=ALIKE,
     window=_window,
     points=_points,
     folded=_folded,
+    attends=_attends,
     unused=_unused,
     embedding_scale=_embedding_scale,
-    logit_scale=lambda config: 1 / read(config, "logits_scaling", 1.0),
+    logit_scale=lambda config: read(config, "lm_head_multiplier", 1 / read(config, "logits_scaling", 1.0)),
     logit_cap=lambda config: read(config, "final_logit_softcapping"),
 )
 LFM2 = replace(LLAMA, final_norm="model.embedding_norm")
+BAMBA = replace(LLAMA, final_norm="model.final_layernorm")
+MAMBA2 = replace(LLAMA, layer=LoneLayer, tokens="backbone.embeddings.weight", final_norm="backbone.norm_f")

@@ -10,6 +10,7 @@ from torch import Tensor
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.kernels.folding import convolve
 from app.gpu.kernels.folding.base import Convolution
+from app.gpu.models.elementwise import multiply
 from app.gpu.models.family import Parts
 
 if TYPE_CHECKING:
@@ -51,5 +52,5 @@ class ShortConvolution:
         assert batch.states is not None
         before, after, x = self._input(normed).chunk(3, dim=1)
         bias = None if self._bias is None else self._bias.tensor
-        mixed = convolve(before * x, self._taps.tensor, bias, batch.states, batch, self._shape)
-        return self._output(mixed.to(x.dtype).mul_(after))
+        mixed = convolve(multiply(before, x), self._taps.tensor, bias, batch.states, batch, self._shape)
+        return self._output(multiply(mixed, after))

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ from app.gpu.device.hardware import is_out_of_memory
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, make_batch
 from app.gpu.models.base import require_fixed_rope
 from app.gpu.models.family import attention_points
-from app.gpu.models.folding import find_folds, running, settle
+from app.gpu.models.folding import Fold, find_folds, running, settle
 from app.gpu.models.hooks import Hooks, find_hooks, told
 from app.gpu.models.paging import NAME, SharedKV, enter_layer, read_pages, row_cache, row_of, write_pages
 from app.gpu.models.proof import LENGTH, TOKENS, Past, make_past, prove, prove_far, require_window, window_of_mask
@@ -322,7 +323,7 @@ class TransformersStack:
                 with running(part, states):
                     outputs.append(self._run_layer(index, of_part, arguments[index]))
                 if part.taps is not None and Point.STATE in part.taps.points:
-                    part.taps.state(torch.cat([fold.numbers(states) for fold in self._folds[index]], dim=1))
+                    part.taps.state(partial(_numbers, self._folds[index]), states)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _record(self, batch: Batch) -> list[list[Arguments]]:
@@ -530,6 +531,10 @@ class TransformersStack:
         kept = [each for each in heads if each is not None] or [self._heads_of_nothing()]
         self.kv_heads, self.head_dim = max(each.kv_heads for each in kept), max(max(each[1:]) for each in kept)
         return windows
+
+
+def _numbers(folds: Sequence[Fold], states: Tensor) -> Tensor:
+    return torch.cat([fold.numbers(states) for fold in folds], dim=1)
 
 
 def _what(batch: Batch) -> tuple[Tensor, Tensor | None]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from app.gpu.models.delta_net import GatedDeltaNet, GroupedDeltaNet
 from app.gpu.models.family import Folding
-from app.gpu.models.feed_forward import PROJECTIONS, Mixture
+from app.gpu.models.feed_forward import PROJECTIONS, Mixture, Projections
+from app.gpu.models.mamba2 import READ, Mamba2
 from app.gpu.models.short_convolution import ShortConvolution
 
 if TYPE_CHECKING:
@@ -44,10 +45,15 @@ class Variant:
     """Whether all heads of queries are normed together, and those of keys."""
     head_norm: str = "norm"
     """What it is called, behind `q_` and `k_`."""
+    layers: str = "model.layers"
+    attention: str = "self_attn"
+    """What layers and their attention are called."""
+    lone: bool = False
+    """Whether a layer has one part, which mixes tokens or is a feed-forward, under the first norm."""
     output: str = "o_proj"
     """What attention's output projection is called."""
     mlp: str = "mlp"
-    projections: tuple[str, str, str] = PROJECTIONS
+    projections: Projections = PROJECTIONS
     """What the MLP and its matrices are called."""
     width: Callable[[PretrainedConfig], int] = lambda config: config.intermediate_size
     """The MLP's."""
@@ -58,8 +64,6 @@ class Variant:
     """Whether norms multiply by their weight and one."""
     fused_qkv: bool = False
     """Whether the checkpoint has one matrix for queries, keys and values."""
-    fused_gate_up: bool = False
-    """The same for gate and up."""
     interleaved: bool = False
     """Whether the two numbers that are rotated together are neighbours, not a half apart."""
     exact_angles: bool = False
@@ -108,8 +112,8 @@ def _qwen3_moe(config: PretrainedConfig, index: int) -> Mixture | None:
 
 def _qwen2_moe(config: PretrainedConfig, index: int) -> Mixture | None:
     mixture, width = _qwen3_moe(config, index), config.shared_expert_intermediate_size
-    shared = "shared_expert"
-    return mixture and replace(mixture, shared=shared, shared_width=width, shared_gate=f"{shared}_gate")
+    gate = "shared_expert_gate"
+    return mixture and replace(mixture, shared="mlp.shared_expert", shared_width=width, shared_gate=gate)
 
 
 def _qwen3_5_moe(config: PretrainedConfig, _index: int) -> Mixture:
@@ -117,7 +121,7 @@ def _qwen3_5_moe(config: PretrainedConfig, _index: int) -> Mixture:
         config.num_experts,
         config.num_experts_per_tok,
         config.moe_intermediate_size,
-        shared="shared_expert",
+        shared="mlp.shared_expert",
         shared_width=config.shared_expert_intermediate_size,
         shared_gate="shared_expert_gate",
     )
@@ -149,11 +153,69 @@ def _deepseek(config: PretrainedConfig, index: int) -> Mixture | None:
         groups=config.n_group,
         top_groups=config.topk_group,
         scale=config.routed_scaling_factor,
-        shared="shared_experts" if shared else None,
+        shared="mlp.shared_experts" if shared else None,
         shared_width=config.moe_intermediate_size * shared,
     )
 
 
+def _lfm2_moe(config: PretrainedConfig, index: int) -> Mixture | None:
+    if index < config.num_dense_layers:
+        return None
+    return Mixture(
+        config.num_experts,
+        config.num_experts_per_tok,
+        config.moe_intermediate_size,
+        module="feed_forward",
+        projections=_LFM2,
+        renormalized=config.norm_topk_prob,
+        sigmoid=True,
+        correction="expert_bias" if config.use_expert_bias else None,
+        scale=config.routed_scaling_factor,
+    )
+
+
+def _granite_hybrid(config: PretrainedConfig, _index: int) -> Mixture | None:
+    if not config.num_local_experts:
+        return None
+    return Mixture(
+        config.num_local_experts,
+        config.num_experts_per_tok,
+        config.intermediate_size,
+        module="block_sparse_moe",
+        router="router.layer",
+        merged=("input_linear.weight", "output_linear.weight"),
+        shared="shared_mlp",
+        shared_projections=_GRANITE,
+        shared_width=config.shared_intermediate_size,
+    )
+
+
+def _nemotron(config: PretrainedConfig, index: int) -> Mixture | None:
+    if config.layer_types[index] != "moe":
+        return None
+    return Mixture(
+        config.n_routed_experts,
+        config.num_experts_per_tok,
+        config.moe_intermediate_size,
+        module="mixer",
+        projections=_UNGATED,
+        merged=("experts.up_proj", "experts.down_proj"),
+        renormalized=config.norm_topk_prob,
+        sigmoid=True,
+        correction="gate.e_score_correction_bias",
+        groups=config.n_group,
+        top_groups=config.topk_group,
+        scale=config.routed_scaling_factor,
+        shared="mixer.shared_experts",
+        shared_projections=_UNGATED,
+        shared_width=config.moe_shared_expert_intermediate_size,
+    )
+
+
+_UNGATED: Projections = None, "up_proj", "down_proj"
+_FUSED: Projections = "gate_up_proj", "gate_up_proj", "down_proj"
+_GRANITE: Projections = "input_linear", "input_linear", "output_linear"
+_LFM2: Projections = "w1", "w3", "w2"
 _HYBRID = Variant(
     ("attention_bias", "layer_types", "partial_rotary_factor"),
     qk_norm=True,
@@ -173,6 +235,36 @@ def _lfm2_width(config: PretrainedConfig) -> int:
     return width
 
 
+_SHORT = Variant(
+    ("layer_types",),
+    qk_norm=True,
+    head_norm="layernorm",
+    output="out_proj",
+    mlp="feed_forward",
+    projections=_LFM2,
+    eps="norm_eps",
+    norms=("operator_norm", None, "ffn_norm", None),
+    folding=ShortConvolution,
+)
+_LONE = Variant(
+    ("layer_types",),
+    layers="backbone.layers",
+    attention="mixer",
+    mlp="mixer",
+    lone=True,
+    eps="layer_norm_epsilon",
+    norms=("norm", None, None, None),
+    folding=Mamba2,
+)
+_MULTIPLIERS = "attention_multiplier", "residual_multiplier", "embedding_multiplier", "logits_scaling"
+_FALCON: tuple[str, ...] = (
+    "lm_head_multiplier",
+    "mlp_multipliers",
+    "key_multiplier",
+    "attention_in_multiplier",
+    "mamba_rms_norm",
+)
+_FALCON += "attention_out_multiplier", "ssm_multipliers", "ssm_in_multiplier", "ssm_out_multiplier", "mamba_d_ssm"
 _GEMMA_FIELDS = "attention_bias", "layer_types", "hidden_activation", "query_pre_attn_scalar", "final_logit_softcapping"
 VARIANTS = {
     "llama": Variant(("attention_bias", "mlp_bias")),
@@ -186,46 +278,54 @@ VARIANTS = {
     "qwen3_next": replace(_HYBRID, experts=_qwen2_moe, folding=GroupedDeltaNet),
     "qwen3_5_text": _HYBRID,
     "qwen3_5_moe_text": replace(_HYBRID, experts=_qwen3_5_moe),
-    "lfm2": Variant(
-        ("layer_types",),
-        qk_norm=True,
-        head_norm="layernorm",
-        output="out_proj",
+    "lfm2": replace(_SHORT, width=_lfm2_width),
+    "lfm2_moe": replace(_SHORT, experts=_lfm2_moe),
+    "bamba": Variant(
+        ("attention_bias", "mlp_bias", "layer_types", "partial_rotary_factor"),
         mlp="feed_forward",
-        projections=("w1", "w3", "w2"),
-        width=_lfm2_width,
-        eps="norm_eps",
-        norms=("operator_norm", None, "ffn_norm", None),
-        folding=ShortConvolution,
+        norms=("input_layernorm", None, "pre_ff_layernorm", None),
+        folding=Mamba2,
+    ),
+    "falcon_h1": Variant(
+        ("attention_bias", "mlp_bias", "layer_types", "embedding_multiplier", *_FALCON),
+        mlp="feed_forward",
+        norms=("input_layernorm", None, "pre_ff_layernorm", None),
+        folding=Mamba2,
+    ),
+    "mamba2": _LONE,
+    "nemotron_h": replace(
+        _LONE,
+        reads=("attention_bias", "mlp_bias", "layer_types", "mlp_hidden_act"),
+        projections=_UNGATED,
+        experts=_nemotron,
     ),
     "dots1": Variant(("attention_bias", "layer_types"), qk_norm=True, experts=_deepseek),
     "smollm3": Variant(("attention_bias", "mlp_bias", "layer_types", "no_rope_layers")),
     "seed_oss": Variant(("attention_bias", "attention_out_bias", "mlp_bias")),
     "ernie4_5": Variant(("use_bias",), interleaved=True),
     "helium": Variant(("attention_bias", "mlp_bias"), output_bias=False, interleaved=True),
-    "granite": Variant(
-        (
-            "attention_bias",
-            "mlp_bias",
-            "attention_multiplier",
-            "residual_multiplier",
-            "embedding_multiplier",
-            "logits_scaling",
-        )
+    "granite": Variant(("attention_bias", "mlp_bias", *_MULTIPLIERS)),
+    "granitemoehybrid": Variant(
+        ("attention_bias", "layer_types", "position_embedding_type", *_MULTIPLIERS),
+        mlp="shared_mlp",
+        projections=_GRANITE,
+        width=lambda config: config.shared_intermediate_size,
+        folding=Mamba2,
+        experts=_granite_hybrid,
     ),
     "olmo2": Variant(("attention_bias",), wide_qk_norm=True, norms=_AFTER, exact_angles=True),
     "olmo3": Variant(("attention_bias", "layer_types"), wide_qk_norm=True, norms=_AFTER, exact_angles=True),
     "olmoe": Variant(("attention_bias",), wide_qk_norm=True, experts=_olmoe),
     "gpt_oss": Variant(("attention_bias", "layer_types"), sinks=True, experts=_gpt_oss),
-    "phi3": Variant(("sliding_window", "partial_rotary_factor"), fused_qkv=True, fused_gate_up=True),
+    "phi3": Variant(("sliding_window", "partial_rotary_factor"), fused_qkv=True, projections=_FUSED),
     "glm": Variant(
-        ("attention_bias", "partial_rotary_factor"), output_bias=False, interleaved=True, fused_gate_up=True
+        ("attention_bias", "partial_rotary_factor"), output_bias=False, interleaved=True, projections=_FUSED
     ),
     "glm4": Variant(
         ("attention_bias", "partial_rotary_factor"),
         output_bias=False,
         interleaved=True,
-        fused_gate_up=True,
+        projections=_FUSED,
         norms=_GLM4,
     ),
     "glm4_moe": Variant(
@@ -249,13 +349,20 @@ _ALWAYS = {
     *("linear_num_key_heads", "linear_num_value_heads"),
     *("conv_L_cache", "conv_bias", "norm_eps"),
     *("block_auto_adjust_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of"),
+    *("num_dense_layers", "use_expert_bias", "shared_intermediate_size"),
+    *READ,
+    *("layers_block_type", "mamba_norm_before_gate", "moe_shared_expert_intermediate_size"),
 }
 """Fields of configs that all variants read which have them."""
 _WITHOUT_EFFECT = {
     *("initializer_range", "attention_dropout", "residual_dropout", "embd_pdrop", "resid_pdrop", "router_jitter_noise"),
     *("output_router_logits", "router_aux_loss_coef", "use_cache", "pretraining_tp"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "original_max_position_embeddings"),
-    *("use_sliding_window", "max_window_layers", "no_rope_layer_interval", "full_attn_idxs"),
+    *("use_sliding_window", "max_window_layers", "no_rope_layer_interval", "full_attn_idxs", "attn_layer_indices"),
+    *("mamba_expand", "mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient", "expand", "chunk_size"),
+    *("time_step_rank", "time_step_min", "time_step_max", "time_step_floor", "rescale_prenorm_residual"),
+    *("residual_in_fp32", "use_mamba_kernels", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap", "hidden_dropout"),
+    *("num_nextn_predict_layers", "mtp_layers_block_type"),
 }
 """Those that matter in training or to tokens alone, or of which the config has made others."""
 
@@ -271,7 +378,12 @@ def unread(config: PretrainedConfig) -> list[str]:
     general = {each.name for base in bases if is_dataclass(base) for each in fields(base)}
     own = [each for each in fields(kind) if each.name not in known | general]
     made = [(each, each.default if each.default_factory is MISSING else each.default_factory()) for each in own]
-    return [each.name for each, default in made if getattr(config, each.name, default) != default]
+    return [each.name for each, default in made if _fixed(getattr(config, each.name, default)) != _fixed(default)]
+
+
+def _fixed(value: Any) -> Any:
+    """A field as it is compared: a config has a list where its file has one."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def read(config: PretrainedConfig, name: str, default: Any = None) -> Any:
@@ -281,12 +393,16 @@ def read(config: PretrainedConfig, name: str, default: Any = None) -> Any:
 
 def is_variant(config: PretrainedConfig) -> bool:
     """Whether the model's layers are such. Transformers' modules run those that clip what they project, fold with
-    another activation than SiLU, or have a field that is `unread`, and refuse those that see what comes later.
+    another activation than SiLU, norm what they read before it is gated, scale an input beside a bias, or have a field
+    that is `unread`. They refuse those that see what comes later.
     """
     variant, clipped = VARIANTS.get(config.model_type), getattr(config, "clip_qkv", None) is not None
     if variant is None or clipped or getattr(config, "use_bidirectional_attention", False):
         return False
-    return not unread(config) and (variant.folding is None or getattr(config, "hidden_act", "silu") == "silu")
+    other = getattr(config, "mamba_rms_norm", False) and config.mamba_norm_before_gate
+    other |= getattr(config, "ssm_in_multiplier", 1.0) != 1 and config.mamba_proj_bias
+    folds_alike = variant.folding is None or getattr(config, "hidden_act", "silu") == "silu"
+    return not unread(config) and folds_alike and not other
 
 
 def has_turned_experts(config: PretrainedConfig) -> bool:

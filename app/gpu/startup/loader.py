@@ -202,8 +202,7 @@ def make_runner(
         return Runner(
             LeadingStack(loaded.ranks, stack), kv.pool, loaded.streams, leading_layers(loaded.ranks, run_layers), graphs
         )
-    stays = loaded.streamed is None and not state_bytes(stack.states)  # where weights are, and what a step reads
-    if recorder is None and loaded.streams.on_host and stays:
+    if recorder is None and loaded.streams.on_host and loaded.streamed is None:  # what is streamed has no address
         from app.gpu.forward.programs import RecordedLayers  # imports Numba, which only a CPU needs
 
         run_layers = RecordedLayers(stack, kv.pool, limit, settings.max_step_tokens, on_layer)

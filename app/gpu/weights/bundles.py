@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -26,6 +27,7 @@ from app.gpu.device.streams import PASSED, DeviceStreams, Event
 from app.gpu.kernels.linear import MakeLinear, linear_maker
 from app.gpu.kernels.linear.base import (
     BlockMatrix,
+    HostPlace,
     Linear,
     MatmulPrecision,
     Matrix,
@@ -36,12 +38,14 @@ from app.gpu.kernels.linear.base import (
 )
 from app.gpu.weights.arena import Arena, WeightPlan, lay_out
 from app.gpu.weights.layout import BundleLayout, Piece, WeightLayout, Write
-from app.gpu.weights.stores import BundleStore, FileLoad
+from app.gpu.weights.stores import BundleStore, FileLoad, PinnedStore
 
 logger = logging.getLogger(__name__)
 
 Table = Callable[[Tensor], Tensor]
 """A matrix of which a pass needs some rows: `ids` `[n]` int64 on the device to `[n, width]` of the weights' dtype."""
+Load = Callable[[int, Tensor, Event], Event]
+"""`load` of a store."""
 _HERE = nullcontext()
 
 
@@ -51,8 +55,8 @@ class Bundle:
     def __init__(self, linear: MakeLinear) -> None:
         self.weights: list[Weight] = []
         """The cells of all its tensors."""
-        self.is_sparse = False
-        """Whether a pass needs some of its bytes alone: those of experts that are visited."""
+        self.visited = list[int]()
+        """Those of experts: a pass needs some of their bytes alone."""
         self._make = linear
 
     def hold(self, tensor: Tensor) -> Weight:
@@ -65,9 +69,9 @@ class Bundle:
         """The dense layer of `weight` `[out, in]`, as the checkpoint has it, and `bias` `[out]`. Or of so many experts,
         those of each below those of the one before.
         """
-        self.is_sparse |= experts > 1
-        linear = self._make(weight, bias, experts)
+        linear, begin = self._make(weight, bias, experts), len(self.weights)
         self.weights += linear.weights
+        self.visited += range(begin, len(self.weights)) if experts > 1 else ()
         return linear
 
 
@@ -137,9 +141,9 @@ class LoadAhead:
     of turn is loaded then, and those on their way before it are given up: a pass is expected to be a whole one.
     """
 
-    def __init__(self, sizes: Sequence[int], store: BundleStore) -> None:
-        """`sizes` are those of all bundles that `store` holds."""
-        self._sizes, self._store = sizes, store
+    def __init__(self, sizes: Sequence[int], load: Load) -> None:
+        """`sizes` are those of all bundles that `load` brings."""
+        self._sizes, self._load = sizes, load
         self._free: deque[tuple[Tensor, Event]] = deque()
         """Slots, each with what must pass before it is written to."""
         self._order: list[int] = []
@@ -192,7 +196,7 @@ class LoadAhead:
         """Launch loads until every slot has its bundle."""
         while self._free and len(self._flights) < len(self._order):
             index, (slot, used) = self._order[self._next], self._free.popleft()
-            loaded = self._store.load(index, slot[: self._sizes[index]], used)
+            loaded = self._load(index, slot[: self._sizes[index]], used)
             self._flights.append(Flight(index, slot, loaded))
             self._next = (self._next + 1) % len(self._order)
 
@@ -208,8 +212,8 @@ class StreamedWeights:
         """`linear` makes layers whose weights come and go. A part that is complete goes to `write`, and is not kept."""
         self.device, self.dtype = device, dtype
         self.layout = WeightLayout()
-        self.sparse = list[int]()
-        """Bundles that are."""
+        self.sparse = dict[int, Collection[int]]()
+        """Of bundles with experts, which tensors are those of experts."""
         self.make_linear, self._write = linear, write
         self._weights: list[list[Weight]] = []
         self._places: Mapping[int, slice] = {}
@@ -226,8 +230,8 @@ class StreamedWeights:
         tensors = [weight.tensor for weight in bundle.weights]
         self._weights.append(bundle.weights)
         self.layout.bundles.append(BundleLayout.of(tensors))
-        if bundle.is_sparse:
-            self.sparse.append(index)
+        if bundle.visited:
+            self.sparse[index] = bundle.visited
         if self._write is not None:
             self._write(f"bundle.{index}", tensors)
         self._unbind(index)
@@ -260,6 +264,12 @@ class StreamedWeights:
             else:
                 self._streams.compute.wait(loaded)
                 self._bind(index, flight.slot)
+                if isinstance(self._store, PinnedStore):
+                    for place in self.sparse.get(index, ()):
+                        weight = self._weights[index][place]
+                        target, host = weight.tensor, self._store.piece(index, place)
+                        del weight.tensor
+                        weight.place = HostPlace(host, partial(self._copy, host, target))
             try:
                 yield
             finally:
@@ -270,7 +280,8 @@ class StreamedWeights:
     def stream_from(self, store: BundleStore, streams: DeviceStreams, plan: WeightPlan) -> None:
         """The model is complete, and `store` has what the layout says. `share` comes next."""
         self._store, self._streams, self.plan = store, streams, plan
-        self._ahead = LoadAhead(plan.sizes, store)
+        load = partial(store.load, without=self.sparse) if isinstance(store, PinnedStore) else store.load
+        self._ahead = LoadAhead(plan.sizes, load)
 
     def share(self, kv_blocks: int, block_bytes: int) -> tuple[Arena, Tensor]:
         """Move into memory, uint8, that begins with so many blocks of KV. Raises FieldOutOfRange, `WeightsLost`."""
@@ -334,6 +345,11 @@ class StreamedWeights:
         """Let the bundle's weights be those that lie in `memory`."""
         for weight, tensor in zip(self._weights[index], self.layout.bundles[index].views(memory), strict=True):
             weight.tensor = tensor
+
+    def _copy(self, host: Tensor, target: Tensor) -> Tensor:
+        """Of a tensor that is to be used now."""
+        self._streams.compute.copy(target, host)
+        return target
 
     def _unbind(self, index: int) -> None:
         """Let the bundle's weights be nowhere: computing with them out of turn fails."""

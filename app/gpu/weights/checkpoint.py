@@ -57,8 +57,9 @@ def _turned(experts: Tensor) -> Tensor:
 def weights_of(
     model: ResolvedModel, device: torch.device, dtype: torch.dtype, *, on_meta: bool = False, on_gpu: bool = False
 ) -> WeightSource:
-    """The weights of `model`, which arrive on `device`: matrices as the model says, if they are multiplied so there,
-    or `on_gpu`, all others as `dtype`. Or, `on_meta`, their shapes and types: nothing is read.
+    """The weights of `model`, of its text model if it has others too. They arrive on `device`: matrices as the model
+    says, if they are multiplied so there, or `on_gpu`, all others as `dtype`. Or, `on_meta`, their shapes and types:
+    nothing is read.
     """
     tensor_format = TensorFormat(device, dtype, model.weights_dtype, on_meta, on_gpu)
     if model.folder is None:
@@ -66,6 +67,7 @@ def weights_of(
     if is_indexed(model.folder):
         return GgufFile(model.folder, tensor_format)
     quantization = getattr(model.config, "quantization_config", None)
+    of_text = model.config.get_text_config() is not model.config
     if quantization is None:
-        return SafetensorsFolder(model.folder, tensor_format)
-    return QuantizedFolder(model.folder, quantization, tensor_format)
+        return SafetensorsFolder(model.folder, tensor_format, of_text=of_text)
+    return QuantizedFolder(model.folder, quantization, tensor_format, of_text=of_text)

@@ -73,9 +73,11 @@ class QuantizedFolder(SafetensorsFolder):
     in the type of its scales. Matrices are in groups (see `linear.groups`), or dense where no groups fit.
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], tensor_format: TensorFormat) -> None:
+    def __init__(
+        self, folder: Path, config: Mapping[str, Any], tensor_format: TensorFormat, *, of_text: bool = False
+    ) -> None:
         """Raises BrokenModel as `require_known`."""
-        super().__init__(folder, tensor_format)
+        super().__init__(folder, tensor_format, of_text=of_text)
         method = require_known(folder, config)
         methods = {"fp8": self._fp8, "compressed-tensors": self._compressed, "awq": self._awq, "gptq": self._gptq}
         self._config = config

@@ -36,6 +36,8 @@ _TYPES = {
     "I32": torch.int32,
     "I64": torch.int64,
 }
+_LANGUAGE, _TEXT = re.compile(r"\blanguage_model\."), re.compile(r"\blanguage_model\.|^lm_head\.")
+"""What stands in the names of a language model's tensors where a folder has other models too, and which those are."""
 _KINDS = {WeightsDtype.INT8: INT8, WeightsDtype.FLOAT8: FLOAT8}
 """Of blocks."""
 
@@ -189,7 +191,10 @@ class SafetensorsFolder(WeightSource):
     are copies: where another program truncates a mapped file, the next look at it ends the process.
     """
 
-    def __init__(self, folder: Path, tensor_format: TensorFormat) -> None:
+    def __init__(self, folder: Path, tensor_format: TensorFormat, *, of_text: bool = False) -> None:
+        """With `of_text` the tensors are those of the language model of a folder that has encoders too, and have the
+        names that they have in a folder of their own.
+        """
         super().__init__(tensor_format, folder, ())
         self._folder = folder
         self._files: dict[str, Any] = {}
@@ -198,8 +203,12 @@ class SafetensorsFolder(WeightSource):
             if not (folder / SINGLE).exists():
                 raise BrokenModel(f"{folder} has neither {SINGLE} nor {INDEX}", param="model")
             listed = dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
-        self._file_of = listed
-        self._left = set(listed)
+        self._names = {_LANGUAGE.sub("", name, 1) if of_text else name: name for name in listed}
+        """What is stored, by the names that models ask for."""
+        if of_text:
+            self._names = {name: stored for name, stored in self._names.items() if _TEXT.search(stored)}
+        self._file_of = {name: listed[stored] for name, stored in self._names.items()}
+        self._left = set(self._file_of)
 
     def finish(self, ignored: re.Pattern[str]) -> None:
         """As `WeightSource.finish`. Closes the files."""
@@ -213,16 +222,16 @@ class SafetensorsFolder(WeightSource):
         return tensor
 
     def _shape(self, stored: str) -> tuple[int, ...]:
-        return tuple(self._open(self._file_of[stored]).get_slice(stored).get_shape())
+        return tuple(self._open(self._file_of[stored]).get_slice(self._names[stored]).get_shape())
 
     def _read(self, stored: str) -> Tensor:
         file = self._open(self._file_of[stored])
         try:
             if self._format.on_meta:
-                lazy = file.get_slice(stored)
+                lazy = file.get_slice(self._names[stored])
                 dtype = _TYPES.get(lazy.get_dtype(), torch.float64)
                 return torch.empty(lazy.get_shape(), dtype=dtype, device="meta")
-            tensor: Tensor = file.get_tensor(stored)
+            tensor: Tensor = file.get_tensor(self._names[stored])
         except SafetensorError as error:
             raise BrokenModel(f"cannot read {stored!r} from {self._folder}: {error}", param="model") from error
         return tensor.clone() if tensor.device.type == "cpu" else tensor

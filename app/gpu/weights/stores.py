@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ from torch import Tensor
 from app.domain.errors import WeightsLost
 from app.gpu.device.hardware import allocating
 from app.gpu.device.streams import DeviceStreams, Event
-from app.gpu.kernels.linear.base import FilePlace
+from app.gpu.kernels.linear.base import FilePlace, expect
+from app.gpu.weights.arena import aligned
 from app.gpu.weights.file import State, WeightFile
 from app.gpu.weights.layout import Piece, WeightLayout, host_bytes
 from app.machine.cores import free_from_core
@@ -39,16 +41,27 @@ class PinnedStore:
             self._slab = streams.host_slab((sum(sizes),))  # it is pinned only as long as this very tensor lives
         self._memory = dict(zip(parts, self._slab.split(sizes), strict=True))
         self._views = {name: part.views(self._memory[name]) for name, part in parts.items()}
-        self._streams, self._chunk_bytes = streams, chunk_bytes
+        self._layout, self._streams, self._chunk_bytes = layout, streams, chunk_bytes
 
     def write(self, name: str, tensors: Sequence[Tensor]) -> None:
         """A `Write`. Waits for what computes the tensors."""
         for place, tensor in zip(self._views[name], tensors, strict=True):
             place.copy_(tensor)
 
-    def load(self, index: int, target: Tensor, after: Event) -> Event:
+    def piece(self, index: int, place: int) -> Tensor:
+        """A tensor of bundle `index`, where it is."""
+        return self._views[f"bundle.{index}"][place]
+
+    def load(
+        self,
+        index: int,
+        target: Tensor,
+        after: Event,
+        *,
+        without: Mapping[int, Collection[int]] = MappingProxyType({}),
+    ) -> Event:
         """Launch the copy of bundle `index` to `target` `[nbytes]` uint8 on the device, in the order of the calls; it
-        begins once `after` has passed.
+        begins once `after` has passed. Of its tensors those stay behind that `without` has for it, by their places.
 
         A GPU has one copy engine for each direction. It ends the copy that it has begun, then takes the next one of any
         stream that has one ready. So a KV move or a step's inputs, which are on other streams, wait for at most one
@@ -56,7 +69,16 @@ class PinnedStore:
         """
         stream = self._streams.weights
         stream.wait(after)
-        chunks = [slice(start, start + self._chunk_bytes) for start in range(0, target.nbytes, self._chunk_bytes)]
+        left, runs, begin = without.get(index, ()), list[slice](), 0
+        for place, piece in enumerate(self._layout.bundles[index].pieces):
+            if place in left:
+                runs.append(slice(begin, piece.offset))
+                begin = piece.offset + aligned(piece.nbytes)
+        chunks = [
+            slice(start, min(start + self._chunk_bytes, run.stop))
+            for run in (*runs, slice(begin, target.nbytes))
+            for start in range(run.start, run.stop, self._chunk_bytes)
+        ]
         stream.copy(target, self._memory[f"bundle.{index}"], [(chunk, chunk) for chunk in chunks])
         return stream.record()
 
@@ -79,13 +101,13 @@ class FileStore:
     What the system has in memory is used where it is, or copied by the threads that compute when it is waited for: they
     would wait for another thread. What has to come from the disk is read ahead by a thread that mostly sleeps.
 
-    Bundles with experts are `sparse`: a pass needs some of their bytes, and nobody knows which before. Once such a
-    bundle is proven it is always used where it is. So only experts that are visited come from the disk, and those that
-    are visited often stay in the system's memory.
+    Bundles with experts are `sparse`: a pass needs some of their bytes, and nobody knows which before its tokens choose
+    experts. Once such a bundle is proven it is always used where it is. So only experts that are visited come from the
+    disk, and those that are visited often stay in the system's memory. All else of the bundle is read ahead.
     """
 
-    def __init__(self, file: WeightFile, sparse: Collection[int] = ()) -> None:
-        """Takes over `file`."""
+    def __init__(self, file: WeightFile, sparse: Mapping[int, Collection[int]] = MappingProxyType({})) -> None:
+        """Takes over `file`. `sparse` are the tensors of experts, by their place in each such bundle."""
         self.file, self._sparse = file, sparse
         self._thread = ThreadPoolExecutor(1, "djinn-weights", free_from_core)
         self._read: Future[State | None] = Future()
@@ -99,10 +121,15 @@ class FileStore:
         if target.nbytes != self.file.sections[name].nbytes:
             raise ValueError(f"{name} has {self.file.sections[name].nbytes} bytes, not {target.nbytes}")
         known = index in self._sparse and self.file.is_intact(name)
+        if known:
+            section = self.file.sections[name]
+            for place, piece in enumerate(self.file.layout.bundles[index].pieces):
+                if place not in self._sparse[index]:
+                    expect(self.file.fileno(), section.offset + piece.offset, piece.nbytes)
         in_memory = self._closed or known or self.file.is_cached(name)
         if not in_memory:
             self._read = self._thread.submit(self._read_ahead, name, target)
-        return FileLoad(self.file, name, target, self._read, in_memory=in_memory)
+        return FileLoad(self.file, name, target, self._read, in_memory=in_memory, in_parts=known)
 
     def rows(self, table: int, ids: Tensor) -> Tensor:
         """As `PinnedStore.rows`. Raises `WeightsLost` too."""
@@ -157,12 +184,21 @@ class FileLoad:
     """
 
     def __init__(
-        self, file: WeightFile, name: str, target: Tensor, read: Future[State | None], *, in_memory: bool
+        self,
+        file: WeightFile,
+        name: str,
+        target: Tensor,
+        read: Future[State | None],
+        *,
+        in_memory: bool,
+        in_parts: bool = False,
     ) -> None:
-        """`read` is what fills `target`; of a bundle that is `in_memory`, the last one that may still write there."""
+        """`read` is what fills `target`; of a bundle that is `in_memory`, the last one that may still write there. One
+        that is needed `in_parts` is never brought whole for one of its tensors.
+        """
         self._file, self._name, self._target = file, name, target
         self._read, self._in_memory = read, in_memory
-        self._done = False
+        self._done, self._in_parts = False, in_parts
 
     def query(self) -> bool:
         return self._done
@@ -200,12 +236,14 @@ class FileLoad:
     def place(self, piece: Piece) -> FilePlace:
         """One of its tensors, in the file."""
         offset = self._file.sections[self._name].offset + piece.offset
-        return FilePlace(self._file.fileno(), offset, self.is_intact, partial(self._bring, piece))
+        return FilePlace(self._file.fileno(), offset, piece.nbytes, self.is_intact, partial(self._bring, piece))
 
     def _bring(self, piece: Piece) -> Tensor:
-        """Bring the tensor to its place: it alone if it is small, else all of the bundle. Raises `WeightsLost`."""
+        """Bring the tensor to its place: it alone if it is small or parts are needed, else all of the bundle. Raises
+        `WeightsLost`.
+        """
         tensor = piece.view(self._target)
-        if tensor.nbytes <= _SMALL_BYTES and not self._done:
+        if (self._in_parts or tensor.nbytes <= _SMALL_BYTES) and not self._done:
             self._wait_for_others()
             self._file.read(self._name, piece.offset, host_bytes(tensor))
             if self.is_intact():

@@ -30,11 +30,11 @@ Span = tuple[int, int]
 
 
 WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "n_embd": 64, "max_position_embeddings": 700}
-WIDTHS |= {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+WIDTHS |= {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "mamba_d_head": 16}
 """Whole panels."""
 KV_DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]
 RECORDED = ["llama-tied-biased-wide-heads", "mistral-window", "qwen2-window", "qwen3", "smollm3", "olmo2", "gpt2"]
-RECORDED += ["qwen2_moe, dense and shared", "glm4_moe, groups", "gemma2", "granite"]
+RECORDED += ["qwen2_moe, dense and shared", "glm4_moe, groups", "gemma2", "granite", "qwen3_5", "granite 4", "lfm2"]
 
 
 def load(case: str, dtype: torch.dtype = torch.float32, *, in_bfloat16: bool = False) -> LayerStack:
@@ -61,15 +61,16 @@ def rounded() -> LayerStack:
     return load("llama", in_bfloat16=True)
 
 
-def make_step(stack: LayerStack, spans: Sequence[Span], seed: int) -> tuple[Tensor, Batch]:
-    """Rows over blocks of their own, in no order."""
+def make_step(stack: LayerStack, pool: KVPool, spans: Sequence[Span], seed: int) -> tuple[Tensor, Batch]:
+    """Rows over blocks of their own, in no order, with states of their own."""
     generator = torch.Generator().manual_seed(seed)
     blocks = torch.randperm(BLOCKS, generator=generator).tolist()
     groups = divide(stack.states).groups.size
     tables = [[blocks.pop() for _ in range(-(-(first + count) // BLOCK_SIZE) * groups)] for first, count in spans]
     tokens = sum(count for _, count in spans)
     hidden = torch.randn(tokens, stack.hidden_size, generator=generator).to(stack.dtype)
-    return hidden, make_batch(spans, tables, BLOCK_SIZE, CPU, groups)
+    states = torch.randn(len(spans), pool.state_room // 4, generator=generator).view(torch.uint8)
+    return hidden, replace(make_batch(spans, tables, BLOCK_SIZE, CPU, groups), states=states)
 
 
 def pools(stack: LayerStack, dtype: torch.dtype | None = None) -> tuple[KVPool, KVPool]:
@@ -98,10 +99,11 @@ def test_any_steps_give_the_same_bits(
     one, other = pools(stack, kv_dtype)
     recorded, plain = RecordedLayers(stack, one, POSITIONS, STEP_TOKENS), layer_by_layer(stack, other)
     for rows, lo, seed in steps:
-        hidden, batch = make_step(stack, rows, seed)
+        (hidden, batch), (_, same) = (make_step(stack, one, rows, seed) for _ in range(2))
         found = recorded(lo, stack.num_layers, hidden, batch)
-        assert torch.equal(found, plain(lo, stack.num_layers, hidden, batch))
+        assert torch.equal(found, plain(lo, stack.num_layers, hidden, same))
         assert torch.equal(one.data, other.data)
+        torch.testing.assert_close(batch.states, same.states, rtol=0, atol=0)
 
 
 @torch.inference_mode()
@@ -112,7 +114,7 @@ def test_any_steps_give_the_same_bits(
 )
 def test_products_in_bfloat16_give_the_same_bits(rounded: LayerStack, rows: list[Span]) -> None:
     one, other = pools(rounded)
-    hidden, batch = make_step(rounded, rows, seed=1)
+    hidden, batch = make_step(rounded, one, rows, seed=1)
     recorded = RecordedLayers(rounded, one, POSITIONS, STEP_TOKENS)
     found = recorded(0, rounded.num_layers, hidden, batch)
     assert torch.equal(found, layer_by_layer(rounded, other)(0, rounded.num_layers, hidden, batch))
@@ -121,9 +123,9 @@ def test_products_in_bfloat16_give_the_same_bits(rounded: LayerStack, rows: list
 
 @torch.inference_mode()
 def test_a_watch_sees_each_layer_of_a_prompt(stack: LayerStack) -> None:
-    seen = list[int]()
-    recorded = RecordedLayers(stack, pools(stack)[0], POSITIONS, STEP_TOKENS, lambda: seen.append(1))
-    recorded(1, stack.num_layers, *make_step(stack, [(0, 50)], seed=1))
+    seen, pool = list[int](), pools(stack)[0]
+    recorded = RecordedLayers(stack, pool, POSITIONS, STEP_TOKENS, lambda: seen.append(1))
+    recorded(1, stack.num_layers, *make_step(stack, pool, [(0, 50)], seed=1))
     assert len(seen) == stack.num_layers - 1
 
 
@@ -136,11 +138,12 @@ def test_steps_run_as_programs(stack: LayerStack, monkeypatch: pytest.MonkeyPatc
         run(program, first, end)
 
     monkeypatch.setattr(Program, "run", counting)
-    recorded = RecordedLayers(stack, pools(stack, torch.float8_e4m3fn)[0], POSITIONS, STEP_TOKENS)
+    pool = pools(stack, torch.float8_e4m3fn)[0]
+    recorded = RecordedLayers(stack, pool, POSITIONS, STEP_TOKENS)
     # A prompt runs layer by layer, as one asks how far it is. A step that has no room in the programs does without.
     for length, expected in ((1, 1), (5, 1), (PAGED_TOKENS + 1, layers), (STEP_TOKENS, layers), (STEP_TOKENS + 1, 0)):
         runs.clear()
-        recorded(0, layers, *make_step(stack, [(20, 1), (40, length)], seed=1))
+        recorded(0, layers, *make_step(stack, pool, [(20, 1), (40, length)], seed=1))
         assert len(runs) == expected
 
 
@@ -160,7 +163,7 @@ def test_an_operator_that_computes_is_never_recorded() -> None:
 def test_half_types_and_models_that_need_other_kernels_have_the_same_bits(name: str, dtype: torch.dtype) -> None:
     stack = load(name, dtype)
     one, other = pools(stack)
-    hidden, batch = make_step(stack, [(20, 1), (40, 3), (0, 30)], seed=1)
+    hidden, batch = make_step(stack, one, [(20, 1), (40, 3), (0, 30)], seed=1)
     recorded = RecordedLayers(stack, one, POSITIONS, STEP_TOKENS)
     found = recorded(0, stack.num_layers, hidden, batch)
     assert torch.equal(found, layer_by_layer(stack, other)(0, stack.num_layers, hidden, batch))

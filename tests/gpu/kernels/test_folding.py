@@ -1,5 +1,5 @@
-"""Short convolutions and the gated delta rule against Transformers' own functions, on a CPU and, in Triton's
-interpreter where there is no GPU, on CUDA. Whole layers are beside Transformers in `models.test_stacks`.
+"""Short convolutions, the gated delta rule and Mamba 2's scan against Transformers' own functions, on a CPU and, in
+Triton's interpreter where there is no GPU, on CUDA. Whole layers are beside Transformers in `models.test_stacks`.
 """
 
 from importlib import import_module
@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
 
 from app.gpu.kernels.attention.base import make_batch
@@ -47,42 +48,76 @@ class Layer:
         x, gates = x.to(self.device), gates.to(self.device)
         given = x[:, : self.channels], on["weight"], bias, kept, batch, self.convolution
         mixed = self.run.convolve(*given)
-        weights = on["rates"], on["time_bias"], kept, batch, self.recurrence
-        found: Tensor = self.run.recur(mixed, gates, *weights, x[:, self.channels :], on["norm"])
+        found = self.read(mixed, gates, on, x[:, self.channels :], kept, batch, self.recurrence)
         states.copy_(kept.view(torch.float32))
-        return found.cpu()
+        return torch.as_tensor(found.cpu())
+
+    def read(self, mixed: Tensor, gates: Tensor, on: Any, z: Tensor, *where: Any) -> Any:
+        """What the kernel behind the convolution makes of it."""
+        return self.run.recur(mixed, gates, on["rates"], on["time_bias"], *where, z, on["norm"])
 
     def expect(self, x: Tensor, gates: Tensor, state: Tensor, *, biased: bool = False) -> tuple[Tensor, Tensor]:
         """What Transformers' functions make of one row, and leave as its state."""
         shape = self.recurrence
-        heads, key_heads, keys, values = shape.heads, shape.key_heads, shape.keys, shape.values
+        heads, keys, values = shape.heads, shape.keys, shape.values
         before = state[: (TAPS - 1) * self.channels].view(TAPS - 1, -1)
         inputs, bias = torch.cat((before, x[:, : self.channels])), self.bias if biased else None
         mixed = F.silu(F.conv1d(inputs.T[None], self.weight.T[:, None], bias, groups=self.channels))[0].T
-        query, key, value = mixed.split([key_heads * keys, key_heads * keys, heads * values], dim=1)
-        read, matrices = torch_recurrent_gated_delta_rule(
-            query.view(1, len(x), key_heads, keys),
-            key.view(1, len(x), key_heads, keys),
-            value.view(1, len(x), heads, values),
-            g=(-self.rates * F.softplus(gates[:, heads:] + self.time_bias))[None],
-            beta=gates[:, :heads].sigmoid()[None],
-            initial_state=state[shape.first // 4 :].view(1, heads, keys, values),
-            output_final_state=True,
-            use_qk_l2norm_in_kernel=True,
-        )
-        normed = F.rms_norm(read[0], (values,), self.norm, EPS).flatten(1) * F.silu(x[:, self.channels :])
+        read, matrices = self.expect_read(mixed, gates, state[shape.first // 4 :].view(1, heads, keys, values), x)
         left = torch.zeros_like(state)
         left[: before.numel()] = inputs[1 - TAPS :].flatten()
         left[shape.first // 4 :] = matrices.flatten()
-        return normed, left
+        return read, left
+
+    def expect_read(self, mixed: Tensor, gates: Tensor, matrices: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What Transformers' functions make of the convolution's result, and leave."""
+        shape, tokens = self.recurrence, len(mixed)
+        heads, key_heads, keys, values = shape.heads, shape.key_heads, shape.keys, shape.values
+        query, key, value = mixed.split([key_heads * keys, key_heads * keys, heads * values], dim=1)
+        read, left = torch_recurrent_gated_delta_rule(
+            query.view(1, tokens, key_heads, keys),
+            key.view(1, tokens, key_heads, keys),
+            value.view(1, tokens, heads, values),
+            g=(-self.rates * F.softplus(gates[:, heads:] + self.time_bias))[None],
+            beta=gates[:, :heads].sigmoid()[None],
+            initial_state=matrices,
+            output_final_state=True,
+            use_qk_l2norm_in_kernel=True,
+        )
+        normed = F.rms_norm(read[0], (values,), self.norm, EPS).flatten(1)
+        return normed * F.silu(x[:, self.channels :]), left
 
 
+class Scan(Layer):
+    """The mixer of Mamba 2, up to its norm; each head's first gate is its step."""
+
+    def read(self, mixed: Tensor, gates: Tensor, on: Any, z: Tensor, *where: Any) -> Any:
+        return self.run.scan(mixed, gates, on["rates"], *[on["time_bias"]] * 2, *where, z).to(z.dtype)
+
+    def expect_read(self, mixed: Tensor, gates: Tensor, matrices: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        shape, tokens, groups, keys = self.recurrence, len(mixed), self.recurrence.key_heads, self.recurrence.keys
+        given = {"D": self.time_bias, "dt_bias": self.time_bias, "dt_softplus": True, "return_final_states": True}
+        value, key, query = mixed.split([shape.heads * shape.values, groups * keys, groups * keys], dim=1)
+        read, left = mamba2_chunk_scan(
+            value.view(1, tokens, shape.heads, shape.values),
+            gates[None, :, : shape.heads],
+            -self.rates,
+            key.view(1, tokens, groups, keys),
+            query.view(1, tokens, groups, keys),
+            chunk_size=2,
+            initial_states=matrices.transpose(2, 3),
+            **given,
+        )
+        return read[0].flatten(1) * F.silu(x[:, self.channels :]), left.transpose(2, 3)
+
+
+@pytest.mark.parametrize("kind", [Layer, Scan])
 @pytest.mark.parametrize("module", ["app.gpu.kernels.folding.cpu", pytest.param(TRITON, marks=needs_triton)])
 @pytest.mark.parametrize(("shape", "biased"), [((4, 2, 8, 12), False), ((1, 1, 12, 84), True)], ids=str)
 def test_rows_are_folded_as_transformers_folds_them_whatever_their_company_and_cut(
-    module: str, shape: tuple[int, int, int, int], biased: bool
+    kind: type[Layer], module: str, shape: tuple[int, int, int, int], biased: bool
 ) -> None:
-    layer, tokens = Layer(module, *shape), sum(LENGTHS)
+    layer, tokens = kind(module, *shape), sum(LENGTHS)
     x, gates = draw(tokens, layer.channels + shape[0] * shape[3]), draw(tokens, 2 * shape[0])
     before = draw(len(LENGTHS), layer.words)
     after = before.clone()
@@ -101,12 +136,13 @@ def test_rows_are_folded_as_transformers_folds_them_whatever_their_company_and_c
 
 
 @needs_triton
-def test_half_types_are_read_and_written_as_they_are() -> None:
+@pytest.mark.parametrize("kind", [Layer, Scan])
+def test_half_types_are_read_and_written_as_they_are(kind: type[Layer]) -> None:
     """The state's inputs of the convolution are of the type of the computation, its matrices are float32."""
     shapes = 2, 1, 8, 16
-    exact, lengths = Layer("app.gpu.kernels.folding.cpu", *shapes), [1, 3]
+    exact, lengths = kind("app.gpu.kernels.folding.cpu", *shapes), [1, 3]
     for module in ("app.gpu.kernels.folding.cpu", TRITON):
-        layer = Layer(module, *shapes)
+        layer = kind(module, *shapes)
         x, gates = draw(4, layer.channels + 32).half(), draw(4, 4).half()
         for name in ("weight", "norm", "time_bias"):
             setattr(layer, name, getattr(layer, name).half())

@@ -217,6 +217,12 @@ CASES |= {
 }
 _DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12}
 _MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 12, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8}
+_MUP = {"ssm_multipliers": [0.5, 0.7, 2.0, 1.5, 1.1], "ssm_in_multiplier": 0.9, "ssm_out_multiplier": 1.2}
+_MUP |= {"attention_in_multiplier": 0.8, "attention_out_multiplier": 0.7, "key_multiplier": 0.6}
+_MUP |= {"mlp_multipliers": [0.5, 1.5], "lm_head_multiplier": 0.5, "embedding_multiplier": 3.0}
+_NEMOTRON = {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"], "head_dim": 12, "n_groups": 2}
+_NEMOTRON |= {"mamba_num_heads": 8, "mamba_head_dim": 12, "ssm_state_size": 8, "chunk_size": 8}
+_NEMOTRON |= {"moe_shared_expert_intermediate_size": 40, "time_step_min": 1e-6}  # single tokens' steps are not clamped
 _MAMBA = {**_SPECIAL, "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "state_size": 8}
 _HYBRID = {**_GQA, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 _JAMBA = {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 1, "use_mamba_kernels": False}
@@ -231,9 +237,12 @@ FOLDING: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "shared_expert_intermediate_size": 40,
     },
-    "granite 4": {"model_type": "granitemoehybrid", **_HYBRID, **_MAMBA2, **_EXPERTS},
-    "falcon_h1, both in a layer": {"model_type": "falcon_h1", **_GQA, **_MAMBA2, "mamba_d_ssm": 96},
+    "granite 4": {"model_type": "granitemoehybrid", **_HYBRID, **_MAMBA2, **_EXPERTS, "embedding_multiplier": 3.0},
+    "bamba": {"model_type": "bamba", **_GQA, **_MAMBA2, "mamba_n_groups": 2, "attn_layer_indices": [1]},
+    "falcon_h1, both in a layer": {"model_type": "falcon_h1", **_GQA, **_MAMBA2, **_MUP, "mamba_d_ssm": 96},
+    "nemotron_h, one part in a layer": {"model_type": "nemotron_h", **_GQA, **_GROUPS, **_NEMOTRON},
     "lfm2": {"model_type": "lfm2", **_GQA, "layer_types": ["conv", "full_attention", "conv"]},
+    "lfm2_moe": {"model_type": "lfm2_moe", **_GQA, **_EXPERTS, "layer_types": ["conv", "full_attention", "conv"]},
     "minimax": {"model_type": "minimax", **_HYBRID, **_EXPERTS, "block_size": 8},
     "jamba": {"model_type": "jamba", **_GQA, **_JAMBA},
     "kimi_linear": {
@@ -281,17 +290,17 @@ def tiny_config(case: str) -> PretrainedConfig:
     return config
 
 
-def build_model(config: PretrainedConfig) -> Any:
+def build_model(config: PretrainedConfig, auto: Any = _AUTO) -> Any:
     """Transformers' model of `config`, float32, with weights large enough that each shows in the logits."""
     with torch.random.fork_rng():
         torch.manual_seed(1)  # vectors are drawn too: how fast heads forget
-        model = _AUTO.from_config(config, attn_implementation="eager").eval().requires_grad_(False)
+        model = auto.from_config(config, attn_implementation="eager").eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         noise = torch.randn(parameter.shape, generator=generator) * 0.2
         parameter.copy_(noise if parameter.dim() > 1 else parameter + noise)
     for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
     return model
 

@@ -127,6 +127,8 @@ def test_gelu_and_add(on_cpu: Kernels, dtype: torch.dtype, rows: int, width: int
     on_cpu.assert_same(elementwise.gelu_mul(pairs), F.gelu(gate, approximate="tanh") * up)
     on_cpu.assert_same(elementwise.softcap_(x.clone(), 3.0), (x.double() / 3).tanh() * 3)
     on_cpu.assert_same(elementwise.scale_(x.clone(), 0.5), x.double() * 0.5)
+    for factors in (other[1:], other[0]):
+        on_cpu.assert_same(elementwise.multiply(x, factors), x.double() * factors.double())
     gate, up = gate.clamp(max=1.0), up.clamp(-1.0, 1.0)
     clamped = gate * torch.sigmoid(gate * 1.7) * (up + 1)
     on_cpu.assert_same(elementwise.clamped_swiglu(pairs, 1.7, 1.0), clamped)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.stablelm import modeling_stablelm
@@ -156,7 +156,7 @@ def test_an_architecture_that_cannot_run_is_refused_with_the_reason_and_the_know
     with pytest.raises(FieldOutOfRange, match=reason) as caught:
         load(AutoConfig.for_model(**{**CASES["llama"], **fields}))
     assert caught.value.param == "model"
-    assert "llama, minimax_m2, " in caught.value.message
+    assert "llama, mamba2, " in caught.value.message
 
 
 def _shrink_far_positions(monkeypatch: pytest.MonkeyPatch) -> str:
@@ -269,10 +269,30 @@ def test_experts_need_no_other_that_all_tokens_visit() -> None:
     assert isinstance(load(AutoConfig.for_model(**{**CASES["dots1"], "n_shared_experts": None})), OwnStack)
 
 
-@pytest.mark.parametrize("case", ["qwen3_next", "qwen3_5"])
+_DIVIDED = dict.fromkeys(("qwen3_next", "qwen3_5"), "linear_num_key_heads must divide linear_num_value_heads, 4")
+_DIVIDED |= {"bamba": "mamba_n_groups must divide mamba_n_heads, 8"}
+
+
+@pytest.mark.parametrize("case", _DIVIDED)
 def test_heads_that_key_heads_do_not_divide_are_refused(case: str) -> None:
-    with pytest.raises(FieldOutOfRange, match="linear_num_key_heads must divide linear_num_value_heads, 4; got 3"):
-        load(AutoConfig.for_model(**{**CASES[case], "linear_num_key_heads": 3}))
+    with pytest.raises(FieldOutOfRange, match=f"{_DIVIDED[case]}; got 3"):
+        load(AutoConfig.for_model(**{**CASES[case], _DIVIDED[case].split()[0]: 3}))
+
+
+_SEEING = {"depth": 1, "num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 48}
+
+
+@pytest.mark.parametrize(
+    ("kind", "case"), [("qwen3_5", "qwen3_5"), ("gemma3", "gemma3"), ("mistral3", "mistral-window")]
+)
+def test_the_text_model_of_one_that_sees_images_runs_on_own_layers(kind: str, case: str, tmp_path: Path) -> None:
+    seeing = {**_SEEING, "num_heads": 2, "num_attention_heads": 2}
+    config = AutoConfig.for_model(kind, text_config={**CASES[case]}, vision_config=seeing, tie_word_embeddings=False)
+    oracle = build_model(config, AutoModelForImageTextToText)
+    stack = load(config, save_model(oracle, tmp_path))
+    assert isinstance(stack, OwnStack)
+    [found] = Drive(stack, [sequence(20)]).run([{0: 19}, {0: 1}])
+    torch.testing.assert_close(found.logits, oracle(input_ids=sequence(20)[None]).logits[0], rtol=1e-4, atol=1e-4)
 
 
 def test_transformers_modules_need_all_their_weights_and_no_others(tmp_path: Path) -> None:

@@ -300,6 +300,26 @@ def test_the_answers_are_those_of_a_model_that_is_rounded_so(
 
 
 @interpreted
+def test_a_gpu_reads_experts_where_they_are_if_few_rows_visit_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the eight experts in each of two layers a token visits three. They are copied for steps of three tokens on."""
+    copies, copy = list[Tensor](), StreamedWeights._copy
+
+    def counted(*given: Any) -> Any:
+        copies.append(given[1])
+        return copy(*given)
+
+    monkeypatch.setattr(StreamedWeights, "_copy", counted)
+    for module in ("app.gpu.weights.bundles", __name__):
+        on_cuda = partial(linear_maker, torch.device("cuda"))
+        monkeypatch.setattr(f"{module}.linear_maker", lambda _, *args, make=on_cuda, **kwargs: make(*args, **kwargs))
+    model = saved("glm4_moe, groups", tmp_path)
+    assert_same_bits(lend(model)[0], resident(model))
+    assert len(copies) == 2 * 2 * sum(sum(step.values()) > 2 for step in STEPS)
+
+
+@interpreted
 @pytest.mark.parametrize("matrices", KINDS)
 def test_the_bytes_are_those_of_8_bits(matrices: WeightsDtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = sum(parameter.numel() for parameter in build_model(config_of("llama")).parameters())

@@ -134,3 +134,25 @@ def test_bundles_pass_through_two_slots_and_the_next_one_is_asked_for(
                     assert torch.equal(norms[index].tensor, torch.full((256,), index + 1.0))
         assert torch.equal(memory, before) == (number == 1)
     weights.close()
+
+
+@pytest.mark.usefixtures("exact_clock")
+def test_of_experts_in_a_file_those_that_are_visited_are_read_alone(tmp_path: Path) -> None:
+    """The system counts the bytes that the process reads."""
+    experts, starts = 32, torch.tensor([0] * 8 + [1] * 16 + [2] * 9, dtype=torch.int32)
+    weight = torch.randn(experts * 512, 48, generator=torch.Generator().manual_seed(2))
+    panels = to_panels(weight)[0]
+    store = FileStore(Model([[panels]], []).write(tmp_path / "model.safetensors"), {0: [0]})
+    store.file.check()
+    linear, x = PanelLinear(weight.to("meta"), None, experts), torch.randn(1, 2, 48)
+    target = torch.empty(store.file.sections["bundle.0"].nbytes, dtype=torch.uint8)
+    [piece] = store.file.layout.bundles[0].pieces
+    linear.weights[0].place = store.load(0, target, PASSED).place(piece)
+    counts, found = [0, 0], linear(x, starts)  # its kernel is there now
+    for number in range(2):
+        counts[number] = int(Path("/proc/self/io").read_text().split()[1])
+        assert torch.equal(linear(x, starts), found) or number
+    read = counts[1] - counts[0]
+    assert torch.equal(found, PanelLinear(weight, None, experts)(x, starts))
+    assert 2 * panels.nbytes / experts <= read < 3 * panels.nbytes / experts
+    store.close()

@@ -191,7 +191,7 @@ def test_a_model_that_runs_on_transformers_modules_is_refused(case: str) -> None
     with pytest.raises(FieldOutOfRange, match=f"'{case}' runs on Transformers' modules") as refused:
         layout_of(tiny_config(case), torch.float32)
     assert refused.value.param == "weights_device"
-    assert "llama, minimax_m2, " in refused.value.message
+    assert "llama, mamba2, " in refused.value.message
 
 
 class _Watch:

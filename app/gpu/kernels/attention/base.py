@@ -7,7 +7,7 @@ later can change it: its bits are the same however a prompt was cut.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -59,8 +59,10 @@ class Taps(Protocol):
     def experts(self, ids: Tensor, weights: Tensor, count: int) -> None:
         """Which of `count` experts each token visits, and with which weights, `[tokens, visits]` each."""
 
-    def state(self, numbers: Tensor) -> None:
-        """What a recurrent layer remembers of each row behind its last token, float32 `[rows, numbers]`."""
+    def state(self, read: Callable[[Tensor], Tensor], states: Tensor) -> None:
+        """`read` makes of `states` `[rows, bytes]` uint8 what a recurrent layer remembers of each row behind its last
+        token, float32 `[rows, numbers]`.
+        """
 
     def pattern(self, query: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec) -> None:
         """What `Attention` was called with, of a batch whose keys have been stored."""

@@ -70,6 +70,12 @@ def gate_(x: Tensor, gates: Tensor) -> Tensor:
     return _run(_gate_row, x, x.shape[1], x, weight=gates)
 
 
+def multiply(x: Tensor, other: Tensor) -> Tensor:
+    """`x` times `other`, `[tokens, width]` each or `[width]`, as the type of `other`."""
+    out = torch.empty(x.shape, dtype=other.dtype)
+    return _run(_multiply_row, x, x.shape[1], out, weight=other if other.dim() == x.dim() else other.expand_as(x))
+
+
 def scale_(x: Tensor, factor: float) -> Tensor:
     """Multiply `x` `[tokens, width]` by `factor`."""
     return _run(_scale_row, x, x.shape[1], x, factor=factor)
@@ -234,6 +240,13 @@ def _gate_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, posi
     own, gates = out[index * a.width :], weight[index * a.weight_stride :]
     for i in range(a.width):
         own[i] = convert(logistic(widen(x[i]), widen(gates[i])), own[i])
+
+
+@inlined
+def _multiply_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
+    own, factors = out[index * a.width :], weight[index * a.weight_stride :]
+    for i in range(a.width):
+        own[i] = convert(widen(x[i]) * widen(factors[i]), own[i])
 
 
 @inlined

@@ -47,6 +47,30 @@ def recur(
     return found
 
 
+def scan(
+    mixed: Tensor,
+    gates: Tensor,
+    rates: Tensor,
+    time_bias: Tensor,
+    skips: Tensor,
+    states: Tensor,
+    batch: Batch,
+    shape: Recurrence,
+    z: Tensor,
+) -> Tensor:
+    """The selective scan of Mamba 2 (Dao and Gu, arXiv:2405.21060, equation 2), then a gate: `[tokens, heads * values]`
+    float32.
+
+    mixed: `[tokens, heads * values + 2 * key_heads * keys]` float32: values, keys (B) and queries (C).
+    gates: `[tokens, heads]`; rates: `[heads]` float32, and time_bias: `[heads]`: a step is
+    `softplus(gate + time_bias)`, what is added at the key is multiplied by it, and a decay is `exp(-rate * step)`.
+    skips: `[heads]`: the value times this is added to what a head reads (D).
+    z: `[tokens, heads * values]`, rows dense: the sum is multiplied by `silu(z)`.
+    """
+    found: Tensor = _on(mixed).scan(mixed, gates, rates, time_bias, skips, states, batch, shape, z)
+    return found
+
+
 def _on(x: Tensor) -> Any:
     """Its device's kernels: a GPU needs nothing of Numba, and a CPU nothing of Triton."""
     if x.device.type == "cpu":

@@ -38,3 +38,8 @@ class Recurrence:
     values: int
     first: int
     eps: float
+
+    def read(self, states: Tensor) -> Tensor:
+        """Its matrices in `states` `[rows, bytes]`, `[rows, heads * keys * values]` float32."""
+        size = self.heads * self.keys * self.values * torch.float32.itemsize
+        return states[:, self.first :][:, :size].view(torch.float32)

@@ -46,16 +46,16 @@ def convolve(
     tokens, channels = len(x), shape.channels
     out = torch.empty(tokens, channels, dtype=torch.float32)
     _convolve(
-        decodes=batch.decodes,
-        rows=len(states),
+        state_decodes=batch.decodes,
+        state_rows=len(states),
         channels=channels,
         taps=shape.taps,
         first=shape.first // x.element_size(),
         x=x,
         weight=weight,
         bias=bias,
-        states=states.view(x.dtype),
-        starts=batch.prompt_starts,
+        row_states=states.view(x.dtype),
+        prompt_starts=batch.prompt_starts,
         out=out,
         biased=bias is not None,
         silu=shape.silu,
@@ -77,8 +77,8 @@ def recur(
     """`folding.recur`."""
     out = z.new_empty(len(mixed), shape.heads * shape.values)
     _recur(
-        decodes=batch.decodes,
-        rows=len(states),
+        state_decodes=batch.decodes,
+        state_rows=len(states),
         heads=shape.heads,
         group=shape.heads // shape.key_heads,
         keys=shape.keys,
@@ -91,10 +91,45 @@ def recur(
         gates=gates,
         rates=rates,
         time_bias=time_bias,
-        states=states.view(torch.float32),
-        starts=batch.prompt_starts,
+        row_states=states.view(torch.float32),
+        prompt_starts=batch.prompt_starts,
         z=z,
         norm=norm,
+        out=out,
+    )
+    return out
+
+
+def scan(
+    mixed: Tensor,
+    gates: Tensor,
+    rates: Tensor,
+    time_bias: Tensor,
+    skips: Tensor,
+    states: Tensor,
+    batch: Batch,
+    shape: Recurrence,
+    z: Tensor,
+) -> Tensor:
+    """`folding.scan`."""
+    out = torch.empty(len(mixed), shape.heads * shape.values, dtype=torch.float32)
+    _scan(
+        state_decodes=batch.decodes,
+        state_rows=len(states),
+        heads=shape.heads,
+        group=shape.heads // shape.key_heads,
+        keys=shape.keys,
+        values=shape.values,
+        width=mixed.shape[1],
+        first=shape.first // 4,
+        mixed=mixed,
+        gates=gates,
+        rates=rates,
+        time_bias=time_bias,
+        skips=skips,
+        row_states=states.view(torch.float32),
+        prompt_starts=batch.prompt_starts,
+        z=z,
         out=out,
     )
     return out
@@ -109,17 +144,17 @@ def _begin(row: Any, decodes: Any, starts: Any) -> Any:
 @parallel
 def _convolve(
     a: Any,
-    decodes: int,
-    rows: int,
+    state_decodes: int,
+    state_rows: int,
     channels: int,
     taps: int,
     first: int,
     x: Tensor,
     weight: Tensor,
-    states: Tensor,
+    row_states: Tensor,
     out: Tensor,
     bias: Tensor | None = None,
-    starts: Tensor | None = None,
+    prompt_starts: Tensor | None = None,
     *,
     biased: bool,
     silu: bool,
@@ -129,14 +164,14 @@ def _convolve(
     biases: Any = bias
     while True:
         item = draw(a)
-        if item >= rows * parts:
+        if item >= state_rows * parts:
             return
-        row: Any = rows - 1 - item // parts
+        row: Any = state_rows - 1 - item // parts
         at = item % parts * _CHANNELS
         count = min(_CHANNELS, channels - at)
-        state: Any = states[row * a.states_stride + first + at :]
-        begin = _begin(row, decodes, starts)
-        end = _begin(row + 1, decodes, starts)
+        state: Any = row_states[row * a.row_states_stride + first + at :]
+        begin = _begin(row, state_decodes, prompt_starts)
+        end = _begin(row + 1, state_decodes, prompt_starts)
         for token in range(begin, end):
             own: Any = out[token * channels + at :]
             for i in range(count):
@@ -166,6 +201,34 @@ def _convolve(
                 new: Any = x[last * a.x_stride + at :]
                 for i in range(count):
                     target[i] = new[i]
+
+
+def _replace(
+    code: Lanes,
+    state: Any,
+    keys: Any,
+    values: Any,
+    column: Any,
+    key: Any,
+    query: Any,
+    shrink: Any,
+    change: Any,
+) -> Any:
+    """Some columns of a matrix `[keys, values]` shrink, and `change` times the key is added to them. Returns what the
+    query reads there.
+    """
+    builder = code.builder
+    with builder.goto_entry_block():
+        total = builder.alloca(code.floats)
+    builder.store(code.constant(code.floats, 0.0), total)
+    with cgutils.for_range(builder, keys) as loop:
+        at = builder.add(builder.mul(loop.index, values), column)
+        factor, asked = (code.spread(Lanes(builder).load(each, FLOAT, loop.index)) for each in (key, query))
+        kept = builder.fmul(code.load(state, FLOAT, at), shrink)
+        line = code.multiply_add(change, factor, kept)
+        code.store(line, state, FLOAT, at)
+        builder.store(code.multiply_add(line, asked, builder.load(total)), total)
+    return builder.load(total)
 
 
 @instruction(types.void(*[types.int64] * 7, *[types.float32] * 4))
@@ -201,16 +264,37 @@ def _take_in(
                 builder.store(code.multiply_add(line, factor, builder.load(total)), total)
             known = builder.fmul(builder.fmul(builder.load(total), of_key), shrink)
             missing = builder.fmul(builder.fsub(code.load(value, FLOAT, column), known), rate)
-            change = builder.fmul(missing, of_key)
-            builder.store(code.constant(code.floats, 0.0), total)
-            with cgutils.for_range(builder, keys) as loop:
-                at = builder.add(builder.mul(loop.index, values), column)
-                factor, asked = (code.spread(Lanes(builder).load(each, FLOAT, loop.index)) for each in (key, query))
-                kept = builder.fmul(code.load(state, FLOAT, at), shrink)
-                line = code.multiply_add(change, factor, kept)
-                code.store(line, state, FLOAT, at)
-                builder.store(code.multiply_add(line, asked, builder.load(total)), total)
-            code.store(builder.fmul(builder.load(total), of_query), out, FLOAT, column)
+            found = _replace(code, state, keys, values, column, key, query, shrink, builder.fmul(missing, of_key))
+            code.store(builder.fmul(found, of_query), out, FLOAT, column)
+        done = end
+
+
+@instruction(types.void(*[types.int64] * 7, *[types.float32] * 3))
+def _add_in(
+    builder: Any,
+    state: Any,
+    keys: Any,
+    values: Any,
+    key: Any,
+    query: Any,
+    value: Any,
+    out: Any,
+    decay: Any,
+    step: Any,
+    skip: Any,
+) -> None:
+    """`add_in(state, keys, values, key, query, value, out, decay, step, skip)`: one token of a selective scan, of the
+    same: `step` times the value is added at the key. `skip` times the value is added to what the query reads.
+    """
+    done = INT64(0)
+    for lanes in _WIDTHS:
+        code = Lanes(builder, lanes)
+        end = builder.add(done, builder.and_(builder.sub(values, done), INT64(-lanes)))
+        shrink, rate, passed = map(code.spread, (decay, step, skip))
+        with cgutils.for_range_slice(builder, done, end, INT64(lanes)) as (column, _):
+            given = code.load(value, FLOAT, column)
+            found = _replace(code, state, keys, values, column, key, query, shrink, builder.fmul(given, rate))
+            code.store(code.multiply_add(given, passed, found), out, FLOAT, column)
         done = end
 
 
@@ -235,8 +319,8 @@ def _softplus(x: Any) -> Any:
 @parallel
 def _recur(
     a: Any,
-    decodes: int,
-    rows: int,
+    state_decodes: int,
+    state_rows: int,
     heads: int,
     group: int,
     keys: int,
@@ -249,22 +333,22 @@ def _recur(
     gates: Tensor,
     rates: Tensor,
     time_bias: Tensor,
-    states: Tensor,
+    row_states: Tensor,
     z: Tensor,
     norm: Tensor,
     out: Tensor,
-    starts: Tensor | None = None,
+    prompt_starts: Tensor | None = None,
 ) -> None:
     """Draw heads of rows until none is left, the longest rows first."""
     of_key: Any = heads // group * keys
     while True:
         item = draw(a)
-        if item >= rows * heads:
+        if item >= state_rows * heads:
             return
-        row: Any = rows - 1 - item // heads
+        row: Any = state_rows - 1 - item // heads
         head: Any = item % heads
-        at = row * a.states_stride + first + head * keys * values
-        for token in range(_begin(row, decodes, starts), _begin(row + 1, decodes, starts)):
+        at = row * a.row_states_stride + first + head * keys * values
+        for token in range(_begin(row, state_decodes, prompt_starts), _begin(row + 1, state_decodes, prompt_starts)):
             query_at: Any = token * width + head // group * keys
             key_at: Any = query_at + of_key
             value_at: Any = token * width + 2 * of_key + head * values
@@ -272,7 +356,7 @@ def _recur(
             beta = logistic(_ONE, widen(gate[head]))
             decay = _power(-rates[head] * _softplus(widen(gate[heads + head]) + widen(time_bias[head])))
             _take_in(
-                a.states + 4 * at,
+                a.row_states + 4 * at,
                 keys,
                 values,
                 a.mixed + 4 * key_at,
@@ -294,3 +378,57 @@ def _recur(
             for i in range(values):
                 gated = logistic(widen(opened[i]), widen(opened[i]))
                 own[i] = convert(found[i] * factor * widen(norm[i]) * gated, own[i])
+
+
+@parallel
+def _scan(
+    a: Any,
+    state_decodes: int,
+    state_rows: int,
+    heads: int,
+    group: int,
+    keys: int,
+    values: int,
+    width: int,
+    first: int,
+    mixed: Tensor,
+    gates: Tensor,
+    rates: Tensor,
+    time_bias: Tensor,
+    skips: Tensor,
+    row_states: Tensor,
+    z: Tensor,
+    out: Tensor,
+    prompt_starts: Tensor | None = None,
+) -> None:
+    """Draw heads of rows until none is left, the longest rows first."""
+    of_values: Any = heads * values
+    while True:
+        item = draw(a)
+        if item >= state_rows * heads:
+            return
+        row: Any = state_rows - 1 - item // heads
+        head: Any = item % heads
+        at = row * a.row_states_stride + first + head * keys * values
+        for token in range(_begin(row, state_decodes, prompt_starts), _begin(row + 1, state_decodes, prompt_starts)):
+            value_at: Any = token * width + head * values
+            key_at: Any = token * width + of_values + head // group * keys
+            own_at: Any = token * of_values + head * values
+            gate: Any = gates[token * a.gates_stride :]
+            step = _softplus(widen(gate[head]) + widen(time_bias[head]))
+            _add_in(
+                a.row_states + 4 * at,
+                keys,
+                values,
+                a.mixed + 4 * key_at,
+                a.mixed + 4 * (key_at + heads // group * keys),
+                a.mixed + 4 * value_at,
+                a.out + 4 * own_at,
+                _power(-rates[head] * step),
+                step,
+                widen(skips[head]),
+            )
+            own: Any = out[own_at:]
+            opened: Any = z[token * a.z_stride + head * values :]
+            for i in range(values):
+                own[i] *= logistic(widen(opened[i]), widen(opened[i]))

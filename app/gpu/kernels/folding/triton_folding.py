@@ -89,6 +89,47 @@ def recur(
     return out
 
 
+def scan(
+    mixed: Tensor,
+    gates: Tensor,
+    rates: Tensor,
+    time_bias: Tensor,
+    skips: Tensor,
+    states: Tensor,
+    batch: Batch,
+    shape: Recurrence,
+    z: Tensor,
+) -> Tensor:
+    """`folding.scan`, a head of a row in each program."""
+    out = torch.empty(len(mixed), shape.heads * shape.values, dtype=torch.float32, device=z.device)
+    words = states.view(torch.float32)
+    with torch.cuda.device_of(mixed):
+        _scan[(len(states), shape.heads)](
+            mixed,
+            gates,
+            rates,
+            time_bias,
+            skips,
+            words,
+            batch.contexts if batch.prompt_starts is None else batch.prompt_starts,
+            z,
+            out,
+            batch.decodes,
+            gates.stride(0),
+            words.stride(0),
+            z.stride(0),
+            shape.first // 4,
+            heads=shape.heads,
+            group=shape.heads // shape.key_heads,
+            keys=shape.keys,
+            values=shape.values,
+            tile_keys=triton.next_power_of_2(shape.keys),
+            tile_values=triton.next_power_of_2(shape.values),
+            num_warps=MORE_WARPS if shape.keys * shape.values >= LARGE else WARPS,
+        )
+    return out
+
+
 @triton.jit
 def _begin(row: tl.tensor, decodes: tl.tensor, starts: tl.tensor) -> tl.tensor:
     """The first token of a row."""
@@ -201,4 +242,58 @@ def _recur(
         opened = tl.load(z + token * z_stride, mask=value_real, other=0.0).to(tl.float32)
         found = found * opened / (1 + tl.exp(-opened))
         tl.store(out + token * heads * values, found.to(out.dtype.element_ty), mask=value_real)
+    tl.store(here, state, mask=real)
+
+
+@triton.jit(do_not_specialize=["decodes"])
+def _scan(
+    mixed: tl.tensor,
+    gates: tl.tensor,
+    rates: tl.tensor,
+    time_bias: tl.tensor,
+    skips: tl.tensor,
+    states: tl.tensor,
+    starts: tl.tensor,
+    z: tl.tensor,
+    out: tl.tensor,
+    decodes: tl.tensor,
+    gate_stride: tl.tensor,
+    state_stride: tl.tensor,
+    z_stride: tl.tensor,
+    first: tl.tensor,
+    heads: tl.constexpr,
+    group: tl.constexpr,
+    keys: tl.constexpr,
+    values: tl.constexpr,
+    tile_keys: tl.constexpr,
+    tile_values: tl.constexpr,
+) -> None:
+    """One program has one head of one row."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    key_at, value_at = tl.arange(0, tile_keys), tl.arange(0, tile_values)
+    key_real, value_real = key_at < keys, value_at < values
+    here = states + row.to(tl.int64) * state_stride + first + head * keys * values
+    here += key_at[:, None] * values + value_at[None, :]
+    real = key_real[:, None] & value_real[None, :]
+    state = tl.load(here, mask=real, other=0.0)
+    rate, later = tl.load(rates + head), tl.load(time_bias + head).to(tl.float32)
+    skip = tl.load(skips + head).to(tl.float32)
+    of_keys: tl.constexpr = heads // group * keys
+    width: tl.constexpr = heads * values + 2 * of_keys
+    begin, end = _begin(row, decodes, starts), _begin(row + 1, decodes, starts)
+    mixed += begin.to(tl.int64) * width
+    gates += begin.to(tl.int64) * gate_stride + head
+    z += begin.to(tl.int64) * z_stride + head * values + value_at
+    out += (begin.to(tl.int64) * heads + head) * values + value_at
+    for token in range(end - begin):
+        given = mixed + token * width
+        value = tl.load(given + head * values + value_at, mask=value_real, other=0.0)
+        key = tl.load(given + heads * values + head // group * keys + key_at, mask=key_real, other=0.0)
+        query = tl.load(given + heads * values + of_keys + head // group * keys + key_at, mask=key_real, other=0.0)
+        time = tl.load(gates + token * gate_stride).to(tl.float32) + later
+        step = tl.maximum(time, 0.0) + tl.log(1 + tl.exp(-tl.abs(time)))
+        state = state * tl.exp(-rate * step) + key[:, None] * (value * step)[None, :]
+        found = tl.sum(state * query[:, None], 0) + skip * value
+        opened = tl.load(z + token * z_stride, mask=value_real, other=0.0).to(tl.float32)
+        tl.store(out + token * heads * values, found * opened / (1 + tl.exp(-opened)), mask=value_real)
     tl.store(here, state, mask=real)

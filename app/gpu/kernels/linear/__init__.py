@@ -93,7 +93,8 @@ class DenseLinear:
         self.weights = [Weight(each) for each in (*tensors, *(() if bias is None else (bias,)))]
 
     def __call__(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
-        weight, *rest = (each.tensor for each in self.weights)
+        rows, experts = (0, 0) if starts is None else (x.shape[0] * x.shape[1], len(starts) - 1)
+        weight, *rest = (each.visited(rows, experts) for each in self.weights)
         factors = rest[: self._factors] if self._factors else (None,)
         bias = rest[self._factors] if len(rest) > self._factors else None
         if starts is not None:

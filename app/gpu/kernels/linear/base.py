@@ -7,9 +7,11 @@ arXiv:1909.08053): layers that give these cut their outputs, those that take the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,10 +40,28 @@ class FilePlace:
     """The descriptor."""
     offset: int
     """Bytes from the file's start."""
+    nbytes: int
     is_intact: Callable[[], bool]
     """Whether whatever has been read there until now is what was stored."""
     bring: Callable[[], Tensor]
     """Copies the bytes to the tensor's memory, and gives the tensor. Raises `WeightsLost`."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlace:
+    """Where the tensors of experts are in pinned host memory, of which a GPU reads a few over the bus."""
+
+    host: Tensor
+    bring: Callable[[], Tensor]
+    """Launches their copy to the device, all of them, and gives the tensor there."""
+
+
+def expect(file: int, offset: int, nbytes: int) -> None:
+    """Have the system begin to read that much of an open file from `offset` on, where it can be told so. Who reads it
+    then waits for less.
+    """
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
 
 class Weight:
@@ -52,7 +72,7 @@ class Weight:
     __slots__ = ("_tensor", "place")
 
     _tensor: Tensor
-    place: FilePlace | None
+    place: FilePlace | HostPlace | None
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -73,6 +93,20 @@ class Weight:
         if self.place is None:
             del self._tensor
         self.place = None
+
+    def visited(self, rows: int, experts: int) -> Tensor:
+        """The tensor, of which so many rows visit some experts: where it is, if not nearly all of them can be."""
+        place = self.place
+        return place.host if isinstance(place, HostPlace) and rows < experts else self.tensor
+
+    def expect(self, starts: Tensor) -> None:
+        """Of experts in a file, have those read ahead that have rows: `starts` is as `Linear` has it."""
+        if not isinstance(self.place, FilePlace):
+            return
+        size = self.place.nbytes // (len(starts) - 1)
+        for expert, (begin, end) in enumerate(pairwise(starts.tolist())):
+            if begin < end:
+                expect(self.place.file, self.place.offset + expert * size, size)
 
 
 class Linear(Protocol):

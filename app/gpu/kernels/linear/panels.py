@@ -26,7 +26,7 @@ from app.gpu.kernels.cpu.experts import add_to_groups_
 from app.gpu.kernels.cpu.intrinsics import INT64, address_of, fetch_add, instruction
 from app.gpu.kernels.cpu.launch import draw, parallel
 from app.gpu.kernels.cpu.tiles import COLUMNS, HALVES, PANEL, ROWS, is_in_pairs, make_tile, takes_bfloat16, unpack
-from app.gpu.kernels.linear.base import MatmulPrecision, Matrix, Weight, dense_of, split, stack, with_rows
+from app.gpu.kernels.linear.base import FilePlace, MatmulPrecision, Matrix, Weight, dense_of, split, stack, with_rows
 from app.gpu.kernels.linear.formats import to_panels
 from app.gpu.kernels.linear.groups import SLICE
 
@@ -71,7 +71,8 @@ class PanelLinear:
     def __call__(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         y = self._multiply(x if x.dtype is self._dtype else rounded(x, self._dtype), self.weights[0], starts)
         if y.shape[-1] > self.out_features:
-            y = y[..., : self.out_features].contiguous()
+            of_rows = y.flatten(0, -2)[:, : self.out_features]
+            y = rounded(of_rows, y.dtype).view(*y.shape[:-1], self.out_features)  # one of our kernels: it is recorded
         if len(self.weights) > 1:
             bias = self.weights[1].tensor
             y = add_(y, bias) if starts is None else add_to_groups_(y, bias, starts)
@@ -88,7 +89,7 @@ class PanelLinear:
         x = x if x.is_contiguous() or (starts is None and x.stride(1) == 1) else x.contiguous()
         y = x.new_empty(*x.shape[:-1], self._panels * PANEL, dtype=torch.float32)
         place = weight.place
-        if place is not None:
+        if isinstance(place, FilePlace):
             threads, part_bytes = torch.get_num_threads(), self._part * self._panel_bytes
             scratch = getattr(_own, "scratch", None)
             if scratch is None or scratch.numel() < threads * part_bytes:

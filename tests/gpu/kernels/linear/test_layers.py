@@ -162,7 +162,7 @@ class InFile:
 
     @property
     def place(self) -> FilePlace:
-        return FilePlace(self.file, self.offset, self.is_intact, self.bring)
+        return FilePlace(self.file, self.offset, self.stored.nbytes, self.is_intact, self.bring)
 
     def is_intact(self) -> bool:
         os.pwrite(self.file, host_bytes(self.stored).tobytes(), 0)
