@@ -40,6 +40,16 @@ class OfSession(Ticketed, frozen=True):
     session: SessionId
 
 
+class Above(Struct, frozen=True):
+    """Where a pass begins that leaves out layers: `hidden` `[tokens, hidden_size]` is the residual stream that `layer`
+    takes at the positions from `first` on.
+    """
+
+    first: int
+    layer: int
+    hidden: TensorData
+
+
 class Submit(OfSession, frozen=True):
     """Run one turn: append `token_ids` to the session's history and generate.
 
@@ -48,6 +58,9 @@ class Submit(OfSession, frozen=True):
 
     If KV is missing for `apart_tokens` of the prompt or more (0: never mind), the turn may wait for another server to
     compute it: then `Lacking` says so, and the turn goes on after `ReceivePrompt` or `ComputePrompt`.
+
+    With `above` it brings no tokens: the end of the history is computed once more, from a layer on. The layers below
+    keep the KV that the session has.
     """
 
     token_ids: tuple[int, ...]
@@ -56,6 +69,7 @@ class Submit(OfSession, frozen=True):
     replace: bool = False
     pausable: bool = True
     apart_tokens: int = 0
+    above: Above | None = None
 
 
 class Resume(OfSession, frozen=True):

@@ -24,10 +24,10 @@ class Places:
         self._left = asyncio.Event()
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Wait for a place, and have it for the block."""
+    async def place(self, at_once: int = AT_ONCE) -> AsyncIterator[None]:
+        """Wait for a place, one of `at_once` while there is no other turn, and have it for the block."""
         async with self._asking:
-            while self._taken >= (1 if self.others_run() else AT_ONCE):
+            while self._taken >= (1 if self.others_run() else at_once):
                 self._left.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._left.wait(), LOOK_S)

@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count, islice, takewhile
 from math import prod
 from pathlib import Path
@@ -66,6 +66,8 @@ MAX_PROMPTS = 100_000
 """Of one job."""
 MAX_ASKED, MAX_ASKED_BYTES = 256, 256 << 20
 """Prompts of a request that is answered with their activations, and bytes of these."""
+TURNS = 2 * AT_ONCE
+"""Prompts that are computed at once: they are short turns, and the engine must not wait for the next."""
 MAX_SHARD_BYTES = 128 << 20
 """A shard ends before it has more, unless that is one prompt's alone: it is in memory until it is written."""
 REGEX_S = 1.0
@@ -394,8 +396,7 @@ class Reader:
                 "ask for less, or send the prompts as a file",
                 param="prompts",
             )
-        at_once = min(self.registry.table.free(owner, AT_ONCE), self.registry.turns.free(owner))
-        slots = asyncio.Semaphore(max(1, at_once))
+        slots = self.slots(owner)
 
         async def read(record: Record) -> None:
             async with slots:
@@ -403,6 +404,11 @@ class Reader:
 
         await together(map(read, records))
         return await asyncio.to_thread(write_shard, records, wanted, self.info)
+
+    def slots(self, owner: str | None) -> asyncio.Semaphore:
+        """For the prompts of the owner that are under way: what some have captured is read while others run."""
+        free = min(self.registry.table.free(owner, 2 * TURNS), self.registry.turns.free(owner))
+        return asyncio.Semaphore(max(1, free))
 
     def size(self, record: Record, wanted: Wanted) -> int:
         """Bytes of what is kept of a record whose positions have been chosen."""
@@ -441,10 +447,16 @@ class Reader:
     async def _read(self, owner: str | None, record: Record, wanted: Wanted, param: str) -> None:
         is_all = len(record.positions) == len(record.token_ids)
         among = () if is_all else runs_of(record.positions)
-        async with self._places.place():
-            record.found = await read_prompt(
-                self.registry, owner, record.token_ids, wanted.sites, among, wanted.features, param=param
-            )
+        record.found = await read_prompt(
+            self.registry,
+            owner,
+            record.token_ids,
+            wanted.sites,
+            among,
+            wanted.features,
+            param=param,
+            place=partial(self._places.place, TURNS),
+        )
         if wanted.reduce != "none":  # or all of a shard would be in memory
             record.found = {site: _reduced(tensor, wanted.reduce) for site, tensor in record.found.items()}
 
@@ -546,31 +558,41 @@ class ActivationJobs(Jobs[ActivationsJob, _KeptJob]):
         await self._change(kept, status=status, in_progress_at=now, prompt_counts=counts, errors=problems)
 
     async def _work(self, kept: _KeptJob, features: TopFeatures | None) -> None:
-        """Write every shard that is not there yet."""
+        """Write every shard that is not there yet: each while the prompts of the next one are read."""
         job, files, reader = kept.job, self._files, self._reader
         sites: Sites = {}
         for name, layers in job.layers.items():
             sites |= find_sites([name], layers, reader.info)  # the model may be another by now
         wanted = Wanted(sites, job.positions, job.reduce, features)
         shards = list(takewhile(lambda shard: files.has(shard.file_id), job.shards))
-        first = shards[-1].end if shards else 0
-        async with aclosing(self._records(kept, first, wanted)) as groups:
-            async for records in groups:
-                if kept.owner is not None and self._tenancy.directory.named(kept.owner) is None:
-                    raise Unauthenticated("the tenant of the job is no more")
-                file_id = _shard_id(job.id, len(shards))
-                if files.has(file_id):  # the server was killed before it had noted the shard
-                    await files.delete(kept.owner, file_id)
-                await self._fill(kept.owner, records, wanted)
-                content = await asyncio.to_thread(write_shard, records, wanted, reader.info)
-                await asyncio.to_thread(files.path(file_id).with_suffix(PART).unlink, missing_ok=True)
-                async with files.writing(kept.owner, file_id) as writer:
-                    await writer.write(content)
-                    await writer.keep(f"{job.id}_{len(shards):05}.safetensors", "batch_output", None)
-                first, end = records[0].index, records[-1].index + 1
-                failed = sum(record.error is not None for record in records)
-                shards.append(Shard(file_id=file_id, first=first, end=end, failed=failed, bytes=len(content)))
-                await self._change(kept, shards=list(shards), prompt_counts=_counts(job, shards))
+        first, writing = shards[-1].end if shards else 0, asyncio.create_task(asyncio.sleep(0))
+        try:
+            async with aclosing(self._records(kept, first, wanted)) as groups:
+                async for records in groups:
+                    if kept.owner is not None and self._tenancy.directory.named(kept.owner) is None:
+                        raise Unauthenticated("the tenant of the job is no more")
+                    await self._fill(kept.owner, records, wanted)
+                    await writing
+                    writing = asyncio.create_task(self._write(kept, shards, records, wanted))
+            await writing
+        finally:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+
+    async def _write(self, kept: _KeptJob, shards: list[Shard], records: Sequence[Record], wanted: Wanted) -> None:
+        """Write the shard that comes behind `shards`, and note it."""
+        job, files, file_id = kept.job, self._files, _shard_id(kept.job.id, len(shards))
+        if files.has(file_id):  # the server was killed before it had noted the shard
+            await files.delete(kept.owner, file_id)
+        content = await asyncio.to_thread(write_shard, records, wanted, self._reader.info)
+        await asyncio.to_thread(files.path(file_id).with_suffix(PART).unlink, missing_ok=True)
+        async with files.writing(kept.owner, file_id) as writer:
+            await writer.write(content)
+            await writer.keep(f"{job.id}_{len(shards):05}.safetensors", "batch_output", None)
+        first, end = records[0].index, records[-1].index + 1
+        failed = sum(record.error is not None for record in records)
+        shards.append(Shard(file_id=file_id, first=first, end=end, failed=failed, bytes=len(content)))
+        await self._change(kept, shards=list(shards), prompt_counts=_counts(job, shards))
 
     async def _records(self, kept: _KeptJob, first: int, wanted: Wanted) -> AsyncGenerator[list[Record], None]:
         """The prompts from number `first` on, with their positions, as many together as one shard has. Where it ends
@@ -597,7 +619,7 @@ class ActivationJobs(Jobs[ActivationsJob, _KeptJob]):
             yield records
 
     async def _fill(self, owner: str | None, records: Sequence[Record], wanted: Wanted) -> None:
-        slots = asyncio.Semaphore(AT_ONCE)
+        slots = self._reader.slots(owner)
 
         async def fill(record: Record) -> None:
             async with slots:

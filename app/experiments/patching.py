@@ -4,8 +4,9 @@ The method and its words are those of Meng et al. (2022, "Locating and editing f
 Heimersheim and Nanda (2024, "How to use and interpret activation patching"): patching clean activations into a
 corrupted run is denoising, the opposite is noising.
 
-Each place is a row of its own: a fork of the run that is patched, up to the position that changes, goes on from there
-with a `replace` at one point of one layer. Rows of a layer are in one step, as they are short, while nobody else waits.
+Each place is a row of its own: a fork of the run that is patched computes the positions from the changed one on once
+more, with a `replace` at one point of one layer. Below that layer nothing changes. So a row begins there, with the
+residual stream of the run that is patched, and keeps its KV of the layers below. Rows of a layer are in one step.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -42,6 +43,7 @@ from app.experiments.reading import (
     read_prompt,
     together,
 )
+from app.messages import Above
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.text.tokenizer import Tokens
@@ -185,6 +187,8 @@ class Sweep:
         self._registry, self._places, self._tokens, self._owner = registry, places, tokens, owner
         self._info: ModelInfo = registry.executor.engine.info
         self._values: dict[tuple[Point, int, int], float] = {}
+        self._below: dict[int, TensorData] = {}
+        """By layer, what it takes in the run that is patched."""
 
     def check(self, body: PatchingBody) -> None:
         """Make the prompts tokens, which takes long for long ones. Raises `FieldOutOfRange`, `ContextTooLong`."""
@@ -263,6 +267,7 @@ class Sweep:
             patched = bases[self._body.into]
             await registry.whitebox.disarm(patched, None)
             async for layers in self._sources():
+                await self._read_below(layers)
                 for group in self._groups(layers):
                     for place, value in zip(group, await self._patched(patched, group, layers), strict=True):
                         self._values[place[:3]] = value
@@ -285,13 +290,31 @@ class Sweep:
         asked = self._asked
         source = asked.clean if self._body.into == "corrupted" else asked.corrupted
         for point, layers in asked.sites.items():
-            nbytes = max(1, len(asked.positions) * position_bytes({point: layers[:1]}, self._info, 0))
+            nbytes = len(asked.positions) * position_bytes({point: layers[:1]}, self._info, 0)
+            nbytes += (len(source) - asked.positions[0]) * position_bytes({Point.RESID_POST: (0,)}, self._info, 0)
             some = max(1, PART_BYTES // nbytes)
             for first in range(0, len(layers), some):
                 sites = {point: layers[first : first + some]}
                 yield await read_prompt(
                     self._registry, self._owner, source, sites, runs_of(asked.positions), param=self._body.into
                 )
+
+    async def _read_below(self, found: Found) -> None:
+        """Note what the layers of these sites take in the run that is patched, from the first chosen position on.
+        A layer that folds tokens has no KV of single positions: there rows begin in the first layer.
+        """
+        below = tuple(sorted({layer - 1 for _, layer in found if layer}))
+        self._below = {}
+        if below and not self._info.state_bytes:
+            among = runs_of(range(self._asked.positions[0], len(self._patched_ids)))
+            read = await read_prompt(
+                self._registry, self._owner, self._patched_ids, {Point.RESID_POST: below}, among, param=self._body.into
+            )
+            self._below = {layer + 1: tensor for (_, layer), tensor in read.items()}
+
+    @property
+    def _patched_ids(self) -> list[int]:
+        return self._asked.corrupted if self._body.into == "corrupted" else self._asked.clean
 
     def _groups(self, found: Found) -> list[list[_Place]]:
         """The places of these layers, as many together as are computed at once."""
@@ -320,7 +343,10 @@ class Sweep:
             async with self._places.place():
                 began = time.perf_counter()
                 others = self._places.others_run()
-                some = group[len(values) : len(values) + (1 if others else self._at_once(len(group)))]
+                import os
+
+                one = others and os.environ.get("DJ_BESIDE") == "1"
+                some = group[len(values) : len(values) + (1 if one else self._at_once(len(group)))]
                 values += await self._compute(base, some, found)
                 spent = time.perf_counter() - began
             if others:
@@ -334,22 +360,27 @@ class Sweep:
 
     async def _compute(self, base: Session, group: Sequence[_Place], found: Found) -> list[float]:
         """One row for each place."""
-        registry, asked = self._registry, self._asked
-        token_ids = asked.corrupted if self._body.into == "corrupted" else asked.clean
+        registry, asked, token_ids, param = self._registry, self._asked, self._patched_ids, self._body.into
         async with AsyncExitStack() as opened:
-            rows = list[Session]()
+            rows, turns = list[Session](), list[Coroutine[Any, Any, None]]()
             for place in group:
-                row = await opened.enter_async_context(registry.ephemeral(self._owner, prefix=(base, place.first)))
+                above = self._above(place)
+                length = place.first if above is None else len(token_ids)
+                row = await opened.enter_async_context(registry.ephemeral(self._owner, prefix=(base, length)))
                 registry.whitebox.arm_now(row, self._patch(place, found), self._last_capture())
                 rows.append(row)
-            param = self._body.into
-            turns = [
-                compute(registry, row, token_ids[place.first :], param=param)
-                for place, row in zip(group, rows, strict=True)
-            ]
+                turns.append(compute(registry, row, token_ids[length:], param=param, above=above))
             await together(turns)
             logits = await registry.whitebox.logits(rows, asked.token_ids)
         return [self._measure(each) for each in logits]
+
+    def _above(self, place: _Place) -> Above | None:
+        """Where the row's pass begins. None: in the first layer."""
+        below = self._below.get(place.layer)
+        if below is None:
+            return None
+        skipped = place.first - self._asked.positions[0]
+        return Above(place.first, place.layer, below.rows(skipped, below.shape[0]))
 
     def _patch(self, place: _Place, found: Found) -> Breakpoint:
         """Puts the other run's activation there."""

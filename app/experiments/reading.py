@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Coroutine, Iterable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from itertools import islice
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ from app.domain.errors import ActivationsFull, Draining, FieldOutOfRange, WrongS
 from app.domain.points import ABOUT, ORDER, WHOLE, Axis, Point
 from app.domain.positions import Runs, clip_runs, count
 from app.domain.values import FinishReason, ModelInfo, SamplingParams, StopRule
-from app.messages import TurnFinished
+from app.messages import Above, TurnFinished
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.turns import TurnRequest
@@ -108,11 +108,14 @@ def capturing(sites: Sites, among: Runs, features: TopFeatures | None = None) ->
     ]
 
 
-async def compute(registry: SessionRegistry, session: Session, token_ids: Sequence[int], *, param: str) -> None:
-    """Append the tokens to the session's history, compute them, and generate nothing. Raises what a turn does."""
-    asked = TurnRequest(
-        token_ids, SamplingParams(seed=0), StopRule(max_tokens=0), TextRule(), pausable=False, param=param
-    )
+async def compute(
+    registry: SessionRegistry, session: Session, token_ids: Sequence[int], *, param: str, above: Above | None = None
+) -> None:
+    """Append the tokens to the session's history, compute them, and generate nothing; with `above` compute the end of
+    the history once more, from that layer on. Raises what a turn does.
+    """
+    sampling, stop = SamplingParams(seed=0), StopRule(max_tokens=0)
+    asked = TurnRequest(token_ids, sampling, stop, TextRule(), pausable=False, param=param, above=above)
     async with AsyncExitStack() as cleanup:
         end = await registry.turns.start(session, asked, cleanup).read()
     if isinstance(end, TurnFinished) and end.reason is FinishReason.CANCELLED:
@@ -140,10 +143,12 @@ async def read_prompt(
     features: TopFeatures | None = None,
     *,
     param: str = "prompt",
+    place: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
 ) -> Found:
     """What the prompt has at `sites`, at the positions `among` (none: at all): `[positions, width]`, and of a pattern
     `[positions, heads, keys]` with 0 for keys behind the query; or of `features` the activations, and then the numbers,
-    `[positions, 2 * top_k]`. The caller may be cancelled at any moment.
+    `[positions, 2 * top_k]`. The caller may be cancelled at any moment. Each turn has a `place`; what it has captured
+    is read when another may have that already.
 
     Raises `ActivationsFull` where `max_activation_bytes` has no room now, and what turns and sessions do.
     """
@@ -158,7 +163,8 @@ async def read_prompt(
             registry.whitebox.arm_now(session, *capturing(some, among, features))
             for first in range(0, end, part):
                 last = min(end, first + part)
-                await compute(registry, session, token_ids[first:last], param=param)
+                async with place():
+                    await compute(registry, session, token_ids[first:last], param=param)
                 wanted = count(clip_runs(among, first, last)) if among else last - first
                 captures = await registry.whitebox.captures(session)
                 _check(captures, wanted * sum(map(len, some.values())))

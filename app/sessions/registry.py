@@ -168,7 +168,7 @@ class SessionRegistry:
             opening = partial(Fork, session=parent.id, child=session.id)
             session.history, session.namespace = parent.history[:length], parent.namespace
         self.executor.post(opening)
-        if prefix is not None:
+        if prefix is not None and len(session.history) < len(prefix[0].history):
             self.executor.post(lambda ticket: Rewind(ticket, session.id, len(session.history)))
         self.table.add(session)
         self.keeper.note(session)

@@ -18,7 +18,7 @@ from app.domain.values import FinishReason, Grammar, SamplingParams, SessionStat
 from app.engine_process.executor import EngineExecutor
 from app.engine_process.turn import Turn
 from app.journal.records import DoneTurn
-from app.messages import Failed, Fork, Paused, Reinstate, Submit, TurnEvent, TurnFinished
+from app.messages import Above, Failed, Fork, Paused, Reinstate, Submit, TurnEvent, TurnFinished
 from app.sessions.adapters import Adapters
 from app.sessions.charges import MOST_RESERVED, Charges, TurnCharge, TurnNeed, reported
 from app.sessions.guards import DeadlyTurns
@@ -60,6 +60,8 @@ class TurnRequest:
     """Names the field that the tokens came from."""
     keyed: KeyedRequest | None = None
     """The request with an `Idempotency-Key` that asks for it."""
+    above: Above | None = None
+    """Where the pass begins, if not with new tokens in the first layer."""
 
 
 @dataclass(eq=False)
@@ -140,6 +142,7 @@ class Turns:
         self.deadly.check(session.owner, history, param=request.param)
         if charge is None:
             sent = len(request.token_ids) + (0 if request.replace else session.uncounted)
+            sent += 0 if request.above is None else len(history) - request.above.first
             need = _need(request, len(history), sent)
             (charge,) = self._charges.reserve(session.owner, [need], cleanup)
         submit = partial(
@@ -150,7 +153,8 @@ class Turns:
             stop=request.stop,
             replace=request.replace,
             pausable=request.pausable,
-            apart_tokens=self.apart_tokens(),
+            apart_tokens=self.apart_tokens() if request.above is None else 0,
+            above=request.above,
         )
         turn = self._executor.start_turn(submit, self.observer(session, charge))
         self._charges.begin(session.owner, charge)  # from here on the turn has an end

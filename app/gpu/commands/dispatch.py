@@ -266,7 +266,7 @@ class CommandHandler:
 
     def submit(self, sequence: TokenSequence, command: messages.Submit) -> list[Event]:
         """Begin a turn, whose end is the answer. Raises `WrongState`, `MalformedRequest`, `ContextTooLong`,
-        `AdapterMissing`, `UploadMissing`.
+        `AdapterMissing`, `ActivationsFull`, `UploadMissing`.
         """
         self._adapters.require(sequence.adapter)
         self._whitebox.require_uploads(sequence)
@@ -282,7 +282,8 @@ class CommandHandler:
         limit = self._turns.max_model_len
         if length + min(1, command.stop.max_tokens) > limit:
             raise ContextTooLong(f"the context would have {length} tokens; at most {limit} fit, one of them generated")
-        self._turns.begin(sequence, command, keep)
+        above = command.above
+        self._turns.begin(sequence, command, keep, None if above is None else self._whitebox.enter(sequence, above))
         self._phases.forget(sequence)
         return self._transfers.hold(sequence, command)
 

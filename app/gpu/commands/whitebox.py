@@ -28,7 +28,7 @@ from app.domain.activations import (
     MapLayer,
     PausedTurn,
 )
-from app.domain.breakpoints import Breakpoint, Edit, EditOp, Intervention, Need, Positions, TensorData
+from app.domain.breakpoints import Breakpoint, Edit, EditOp, Intervention, Need, Pass, Positions, TensorData
 from app.domain.errors import ActivationsFull, FieldOutOfRange, UploadInUse, WrongState
 from app.domain.points import STREAM, Point, names_of, place_of
 from app.domain.positions import runs_of
@@ -124,6 +124,12 @@ class Whitebox:
             messages.ReadFeatures: self._read_features,
             messages.Attribute: self._read_attribution,
         }
+
+    def enter(self, sequence: TokenSequence, above: messages.Above) -> Checkpoint:
+        """Where a pass begins that leaves out layers, as if it had paused there. Raises `ActivationsFull`."""
+        self._activations.check(sequence, len(above.hidden.data))
+        hidden, rows = self._runner.store(above.hidden), above.hidden.shape[0]
+        return Checkpoint(above.layer, above.first, rows, hidden, Pass.PREFILL, None, time.time())
 
     def _lens(self, sequence: TokenSequence, command: messages.Lens) -> LensRows:
         """The most likely tokens at some positions of the checkpoint. Raises `WrongState`, `FieldOutOfRange`."""

@@ -4,12 +4,14 @@ Some errors of CUDA stay: an illegal address, a failed assertion or a memory err
 and each later call fails with the same error (CUDA runtime API, "sticky" errors). Only another process can go on.
 """
 
+import ctypes
 import logging
 import math
 import mmap
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -81,6 +83,8 @@ def probe(device: torch.device) -> None:
     torch.ones(1, device=device).add_(1).item()
 
 
+LARGE_BYTES = 2 << 20
+"""A large page."""
 TOUCHED_AT_ONCE = 1 << 30
 PROGRESS_SECONDS = 2.0
 
@@ -118,10 +122,50 @@ def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """
     if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(_new_pages(math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
+
+
+def _new_pages(nbytes: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    return memory
+
+
+class LargeMemory:
+    """Memory on the host for large results, which others get when nothing refers to it any more. New memory comes as
+    zeros, page by page: where a kernel only fills it once, that takes as long as the kernel. One thread takes.
+    """
+
+    def __init__(self, kept_bytes: int) -> None:
+        """At most so many are kept for others."""
+        self._kept_bytes = kept_bytes
+        self._free = list[mmap.mmap]()
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor with any content."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes < LARGE_BYTES // 4:
+            return torch.empty(shape, dtype=dtype)
+        memory = self._take(-(-nbytes // LARGE_BYTES) * LARGE_BYTES)
+        owner = (ctypes.c_uint8 * len(memory)).from_buffer(memory)
+        weakref.finalize(owner, self._give_back, memory).atexit = False
+        return torch.frombuffer(owner, dtype=dtype, count=math.prod(shape)).view(shape)
+
+    def _take(self, nbytes: int) -> mmap.mmap:
+        for memory in tuple(self._free):
+            if len(memory) == nbytes:
+                with suppress(ValueError):  # it has just gone
+                    self._free.remove(memory)
+                    return memory
+        return _new_pages(nbytes)
+
+    def _give_back(self, memory: mmap.mmap) -> None:
+        """On any thread."""
+        self._free.append(memory)
+        while sum(map(len, tuple(self._free))) > self._kept_bytes:
+            with suppress(IndexError):
+                self._free.pop(0)
 
 
 def touch(memory: Tensor) -> None:

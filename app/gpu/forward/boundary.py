@@ -359,21 +359,32 @@ class BoundaryActions:
         return _holds(chosen.float(), gate, self._place, self._get).float()[:, None]
 
     def keep(
-        self, row: Row, record: Record, chosen: Tensor, shape: tuple[int, ...], held: Tensor | None = None
+        self,
+        row: Row,
+        record: Record,
+        chosen: Tensor,
+        shape: tuple[int, ...],
+        held: Tensor | None = None,
+        *,
+        is_own: bool = False,
     ) -> None:
         """Keep what was chosen as it is now, `[positions, numbers]`, each of that shape, where it is `held`: everywhere
-        without that.
+        without that. `is_own`: it was made to be kept, and nothing writes to it.
         """
         runs = record.runs
         if (row, runs) not in self._tokens:
             positions = tuple(positions_of(runs))
             self._tokens[row, runs] = positions, tuple(row.sequence.tokens[position] for position in positions)
-        seen, tokens = self._save(chosen), self._tokens[row, runs]
+        seen, tokens = self._save(chosen, is_own=is_own), self._tokens[row, runs]
         captured = Captured(record.breakpoint, record.layer, *tokens, seen, record.point, shape, record.heads)
         captured.reads = None if record.is_kept else record.reads
         captured.holds = None if held is None else self._save(held)
         self.captured.setdefault(row, []).append(captured)
 
-    def _save(self, found: Tensor) -> HostTensor:
+    def _save(self, found: Tensor, *, is_own: bool = False) -> HostTensor:
         """As it is now, in memory that nothing else writes to."""
-        return HostTensor.save(found.clone(memory_format=torch.contiguous_format), self._streams)
+        if self._streams.on_host:  # a copy is done when its call returns
+            return HostTensor(found, self._streams) if is_own else HostTensor.save(found, self._streams)
+        if not is_own:
+            found = found.clone(memory_format=torch.contiguous_format)
+        return HostTensor.save(found, self._streams)

@@ -220,6 +220,8 @@ class RecordedLayers:
         prompts, blocks = -(-max_step_tokens // (PAGED_TOKENS + 1)), -(-max_model_len // pool.block_size)
         self._inputs = FixedBatch(tokens, MOST_SHORT + prompts, blocks, stack.device, pool.groups)
         self._given, self._arena = torch.empty(tokens, stack.hidden_size, dtype=stack.dtype), Arena()
+        self._placed: tuple[Tensor, PlacedPrompts | None] | None = None
+        """Positions of the batch that the inputs are of, and its prompts, which launches read."""
         # The one with the most tokens first: then the other needs no more memory.
         rows = [RowShape(token, 1, 1) for token in range(MOST_SHORT)]
         rows.append(RowShape(MOST_SHORT, max_step_tokens, max_step_tokens))  # all that is left is one prompt
@@ -240,23 +242,25 @@ class RecordedLayers:
             or any(row.length <= PAGED_TOKENS for row in prompts)
         ):
             return self._layer_by_layer(lo, hi, hidden, batch)
-        (program, recording), inputs = recorded, self._inputs
+        program, recording = recorded
         recording.hidden[lo][:tokens] = hidden
-        inputs.positions[:tokens] = batch.positions
-        inputs.slot_offsets[:tokens] = batch.slot_offsets
-        for (slots, tables), group in zip(inputs.placed, batch.by_group(), strict=True):
-            given, width = group.block_tables, group.block_tables.shape[1]
-            slots[:tokens] = group.slot_blocks
-            tables[:first, :width] = token_tables(group, short)
-            tables[MOST_SHORT : MOST_SHORT + len(prompts), :width] = given[short:]
-        program.set("queries", first)
-        program.set("tokens", tokens)
+        if self._placed is None or self._placed[0] is not batch.positions:  # else these are the next layers of a step
+            inputs = self._inputs
+            inputs.positions[:tokens] = batch.positions
+            inputs.slot_offsets[:tokens] = batch.slot_offsets
+            for (slots, tables), group in zip(inputs.placed, batch.by_group(), strict=True):
+                given, width = group.block_tables, group.block_tables.shape[1]
+                slots[:tokens] = group.slot_blocks
+                tables[:first, :width] = token_tables(group, short)
+                tables[MOST_SHORT : MOST_SHORT + len(prompts), :width] = given[short:]
+            program.set("queries", first)
+            program.set("tokens", tokens)
+            self._placed = batch.positions, self._place_prompts(program, recording, prompts) if prompts else None
         if batch.states is not None:
             program.set("row_states", batch.states.data_ptr())
             program.set("state_rows", len(batch.states))
             program.set("state_decodes", batch.decodes)
             program.set("prompt_starts", 0 if batch.prompt_starts is None else batch.prompt_starts.data_ptr())
-        placed = self._place_prompts(program, recording, prompts) if prompts else None
         if batch.taps is not None:  # of one layer
             self._run_tapped(program, recording, lo, batch.taps, tokens, batch)
         elif prompts:
@@ -267,7 +271,6 @@ class RecordedLayers:
                 program.run(start, end)
         else:
             program.run(recording.starts[lo], recording.starts[hi])
-        del placed  # the launches have read it
         return recording.hidden[hi][:tokens]
 
     def _run_tapped(

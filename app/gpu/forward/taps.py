@@ -101,7 +101,7 @@ class LayerTaps:
                 positions = list(positions_of(record.runs))
                 chosen = self._actions.choose(row, record.runs, own)
                 found = attention_pattern(chosen, kv, batch.block_tables[place], positions, spec, heads)
-                self._actions.keep(row, record, found.flatten(1), (len(heads), found.shape[2]))
+                self._actions.keep(row, record, found.flatten(1), (len(heads), found.shape[2]), is_own=True)
 
     def _act(self, row: Row, point: Point, found: Tensor, heads: int | None) -> None:
         self._actions.act(row, self._boundary, found, point, heads)

@@ -21,6 +21,7 @@ from itertools import takewhile
 
 from app.domain.values import SessionId
 from app.gpu.state.blocks import BlockHash, BlockId, BlockPool, chain_hash
+from app.gpu.state.checkpoints import Checkpoint
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.paths import NO_EDITS, expected_edits
 from app.gpu.state.sequence import TokenSequence
@@ -429,6 +430,22 @@ class KVCache:
         if not (sequence.blocks or sequence.host_blocks):
             sequence.computed = min(sequence.computed, sequence.disk_tokens)
         del sequence.hashes[sequence.computed // self.pool.block_size :]
+
+    def return_above(self, sequence: TokenSequence, checkpoint: Checkpoint) -> bool:
+        """Have the sequence go on from a checkpoint at tokens that it has computed already, as if their pass had paused
+        there. False if not all KV is there that the layers below have made, or it is of a state: then the layers below
+        are computed too.
+        """
+        sequence.checkpoint, first = checkpoint, checkpoint.first
+        checkpoint.held = (
+            sequence.computed >= checkpoint.end
+            and self.pool.first_seen(first) >= sequence.behind
+            and not self.pool.state_blocks
+        )
+        if checkpoint.held:
+            sequence.computed = first
+            del sequence.hashes[first // self.pool.block_size :]
+        return checkpoint.held
 
     def fork(self, sequence: TokenSequence, child: SessionId) -> TokenSequence:
         """A sequence with the same history that shares every block, the partly filled last one included."""

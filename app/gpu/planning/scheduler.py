@@ -28,6 +28,7 @@ from app.gpu.planning.admission import Admission
 from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.queue import Fairness, StepPlan, TurnQueue
 from app.gpu.sampling import penalise
+from app.gpu.state.checkpoints import Checkpoint
 from app.gpu.state.paths import PassPlan, plan_ahead, plan_row, work_of
 from app.gpu.state.segments import Row
 from app.gpu.state.sequence import TokenSequence
@@ -69,13 +70,14 @@ class Scheduler:
         """Whether any turn waits or runs."""
         return bool(self.queue.waiting or self.queue.running)
 
-    def enqueue(self, sequence: TokenSequence) -> None:
+    def enqueue(self, sequence: TokenSequence, above: Checkpoint | None = None) -> None:
         """Put a turn that has just begun at the end of the queue. The last token of its context is computed even if its
-        KV is there: it meets the breakpoints that are armed now.
+        KV is there: it meets the breakpoints that are armed now. With `above` what is computed begins there.
         """
-        last = len(sequence.tokens) - 1
-        self.placement.tiers.cut(sequence, last)
-        sequence.reached = min(sequence.reached, last)
+        first = len(sequence.tokens) - 1 if above is None else above.first
+        if above is None or not self.cache.return_above(sequence, above):
+            self.placement.tiers.cut(sequence, first)
+        sequence.reached = min(sequence.reached, first)
         sequence.interventions.truncate(sequence.reached)
         self.placement.begin_turn(sequence, sequence.active_turn)
         self.queue.append(sequence)

@@ -32,9 +32,9 @@ class Turns:
         self._match = match
         self.activations = activations
 
-    def begin(self, sequence: TokenSequence, command: Submit, keep: int) -> None:
+    def begin(self, sequence: TokenSequence, command: Submit, keep: int, above: Checkpoint | None = None) -> None:
         """Start a turn whose context is the first `keep` tokens of the history and then the command's own from there
-        on. Raises `FieldOutOfRange` for a grammar that is invalid.
+        on. With `above` its pass begins there. Raises `FieldOutOfRange` for a grammar that is invalid.
         """
         grammar = command.sampling.grammar
         matcher = None if grammar is None else self._match(grammar, ())
@@ -47,7 +47,9 @@ class Turns:
         )
         if command.sampling.prompt_logprobs is not None:
             self._tiers.cut(sequence, 0)  # only computing the prompt gives its log-probabilities
-        self._scheduler.enqueue(sequence)
+        self._scheduler.enqueue(sequence, above)
+        if above is not None:
+            self.activations.note(sequence)
 
     def score(self, row: Row, logprobs: Sequence[TokenLogprobs]) -> Iterator[Event]:
         """Take the log-probabilities of the prompt tokens that the row's logits predict."""

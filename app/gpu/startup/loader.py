@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
+from app.domain.points import Point
 from app.domain.values import ModelInfo
 from app.gpu.commands.dispatch import CommandHandler
 from app.gpu.commands.whitebox import Whitebox
@@ -17,7 +18,8 @@ from app.gpu.device.hardware import PROGRESS_SECONDS, choose_kv_dtype, dtype_nam
 from app.gpu.engine import Engine, Progress
 from app.gpu.forward.forward import Runner
 from app.gpu.forward.graphs import CudaRecorder, Graphs, layer_by_layer, run_piece
-from app.gpu.kernels.attention.base import Batch, make_batch, require_rows
+from app.gpu.kernels.attention.base import AttentionSpec, Batch, make_batch, require_rows
+from app.gpu.kernels.attention.pattern import attention_pattern
 from app.gpu.kernels.cpu import release_threads, telling_of_compilation
 from app.gpu.kernels.linear import linear_maker
 from app.gpu.kernels.linear.base import MatmulPrecision
@@ -211,8 +213,9 @@ def make_runner(
 
 @torch.inference_mode()
 def warm_up(stack: LayerStack, block_size: int, kv_dtype: torch.dtype) -> None:
-    """Run a decode row, alone and beside a prompt, through one layer of each kind, and mask logits: no client waits for
-    kernels to be compiled, and the memory of loaded kernels is not counted as that of a step or a graph.
+    """Run a decode row, alone and beside a prompt, through one layer of each kind, look at a pattern of attention, and
+    mask logits: no client waits for kernels to be compiled, and the memory of loaded kernels is not counted as that of
+    a step or a graph.
     """
     blocks = -(-WARM_UP_TOKENS // block_size)
     both = make_batch([(0, 1), (0, WARM_UP_TOKENS)], [[0], range(1, blocks + 1)], block_size, stack.device)
@@ -224,6 +227,11 @@ def warm_up(stack: LayerStack, block_size: int, kv_dtype: torch.dtype) -> None:
         for index in kinds.values():
             hidden = stack.layer(index, hidden, batch, pool.layer(index))
         logits = stack.head(hidden)
+    attending = next((i for i, shape in enumerate(stack.points.get(Point.PATTERN, ())) if shape is not None), None)
+    if attending is not None:
+        kv = pool.layer(attending)
+        query = torch.zeros((1, kv.shape[2], stack.head_dim), device=stack.device)
+        attention_pattern(query, kv, both.block_tables[0], [0], AttentionSpec(scale=1.0), [0])
     apply_mask(
         logits,
         torch.zeros(1, dtype=torch.int64, device=stack.device),

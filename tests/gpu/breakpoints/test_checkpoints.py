@@ -19,10 +19,22 @@ from app.domain.breakpoints import (
     When,
 )
 from app.domain.errors import FieldOutOfRange, WrongState
-from app.messages import Lens, ReadCheckpoint, ReadPaused, WriteCheckpoint
+from app.domain.values import SessionId, StopRule
+from app.messages import Above, Fork, Lens, ReadCheckpoint, ReadPaused, Submit, WriteCheckpoint
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt, vector
-from tests.gpu.breakpoints.breaking_oracle import Change, assert_close, boundaries, change_of, data_of, greedy, within
+from tests.gpu.breakpoints.breaking_oracle import (
+    Change,
+    assert_close,
+    boundaries,
+    change_of,
+    data_of,
+    greedy,
+    hooked,
+    tensor_of,
+    within,
+)
+from tests.gpu.driving import GREEDY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -76,6 +88,32 @@ def test_some_positions_are_read_while_the_turn_is_paused(driver: BreakDriver, t
             driver.do(command)
     with pytest.raises(WrongState):
         driver.resume(turn)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_pass_that_leaves_out_layers_goes_on_as_if_a_hook_had_put_its_stream_there(
+    driver: BreakDriver, tiny_llama: TinyModel, lost: bool
+) -> None:
+    """Also where the KV of the layers below has been lost, and they have to be computed after all."""
+    base, child, first, last = driver.open(), SessionId("child"), 6, tiny_llama.num_layers - 1
+    driver.turn(base, START, 0)
+    driver.do(Fork(driver.ticket(), base, child))
+    driver.arm(child, last, action=Action.CAPTURE)
+    if lost:
+        driver.fill()
+    halved = change_of(LAYER, SCALE, within(first, len(START)))
+    given = data_of(boundaries(tiny_llama.oracle, START)[LAYER + 1][first:] * SCALE.factor)
+    ticket, above = driver.ticket(), Above(first, LAYER + 1, given)
+    driver.take(driver.engine.handle(Submit(ticket, child, (), GREEDY, StopRule(0), above=above)))
+    driver.settle(Turn(driver.events, child, [ticket]))
+    rows = [row for plan in driver.plans for row in plan.rows if row.sequence.session == child]
+    assert (rows[-1].first, rows[-1].path.lo, len(rows)) == ((first, 0, 2) if lost else (first, LAYER + 1, 1))
+    with hooked(tiny_llama.oracle, [halved]):
+        wanted = boundaries(tiny_llama.oracle, START)[last + 1]
+    [record] = driver.captures(child).records
+    assert_close(tensor_of(record.tensor), wanted[first:])
+    # What follows sees the new KV of the layers above.
+    assert driver.turn(child, [7], 3).tokens == greedy(tiny_llama.oracle, [*START, 7], 3, [halved])
 
 
 def test_the_lens_is_transformers_head_on_its_hidden_states(model: TinyModel) -> None:

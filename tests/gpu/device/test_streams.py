@@ -18,7 +18,7 @@ import app.gpu.startup.kv
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import SessionId
-from app.gpu.device.hardware import DeviceMemory, allocating
+from app.gpu.device.hardware import LARGE_BYTES, DeviceMemory, LargeMemory, allocating
 from app.gpu.device.streams import (
     PAGE_BYTES,
     PASSED,
@@ -377,3 +377,17 @@ def test_the_peak_is_what_was_held_beyond_what_is_held() -> None:
 
     assert 224 * MIB <= memory.peak_of(work) <= 360 * MIB
     assert memory.peak_of(lambda: None) == 0
+
+
+def test_large_memory_goes_to_others_when_nothing_refers_to_it_and_no_more_of_it_is_kept() -> None:
+    memory, shape = LargeMemory(2 * LARGE_BYTES), (LARGE_BYTES - 100,)
+    held = [memory.take(shape, torch.uint8).fill_(number) for number in range(3)]
+    part, address = held[1][7:9], held[1].data_ptr()
+    del held[1]
+    held.append(memory.take(shape, torch.uint8))
+    assert held[-1].data_ptr() != address
+    assert part.tolist() == [1, 1]
+    del part
+    assert memory.take(shape, torch.uint8).data_ptr() == address
+    held.clear()
+    assert sum(map(len, memory._free)) == 2 * LARGE_BYTES

@@ -24,29 +24,39 @@ def attention_pattern(
     positions up to the last; table: `[blocks]`, the row's. There is a key for each of these positions, and its share is
     0 where a query does not see it. A sink takes its part and is none of the keys.
     """
-    context, block_size = positions[-1] + 1, kv.shape[3]
-    blocks = table[: -(-context // block_size)].long()
-    group = query.shape[1] // kv.shape[2]
-    keys = torch.stack(
-        [from_rows(kv[:, 0, head // group][blocks], torch.float32).flatten(0, 1)[:context] for head in heads]
-    )
-    queries = torch.stack([query[:, head] for head in heads]).float()
-    at, behind = torch.tensor(positions), torch.arange(context, device=query.device)
-    at = at.to(query.device, non_blocking=True)
-    found = torch.zeros(len(positions), len(heads), context, device=query.device)
+    if query.device.type == "cpu":
+        from app.gpu.kernels.attention.cpu.pattern import pattern  # imports Numba, which only a CPU needs
+
+        return pattern(query, kv, table, positions, spec, heads)
+    return pattern_by_operators(query, kv, table, positions, spec, heads)
+
+
+def pattern_by_operators(
+    query: Tensor, kv: Tensor, table: Tensor, positions: Sequence[int], spec: AttentionSpec, heads: Sequence[int]
+) -> Tensor:
+    """The same with PyTorch's operators, of which none waits for the device."""
+    device, context, block_size = query.device, positions[-1] + 1, kv.shape[3]
+    at, chosen = (torch.tensor(each).to(device, non_blocking=True) for each in (positions, list(heads)))
+    blocks, group = table[: -(-context // block_size)].long(), query.shape[1] // kv.shape[2]
+    rows = from_rows(kv[blocks[:, None], 0, (chosen // group)[None]], torch.float32)  # [blocks, heads, in block, dim]
+    keys = rows.permute(1, 3, 0, 2).flatten(2)[..., :context]
+    queries = query.index_select(1, chosen).transpose(0, 1).float() * spec.scale
+    behind, sinks = torch.arange(context, device=device), None
+    if spec.sinks is not None:
+        sinks = spec.sinks.index_select(0, chosen).float()[:, None, None]
+    found = torch.zeros(len(positions), len(heads), context, device=device)
     for begin in range(0, len(positions), _QUERIES):
         some, end = slice(begin, begin + _QUERIES), positions[min(begin + _QUERIES, len(positions)) - 1] + 1
         first = 0 if spec.window is None else max(0, positions[begin] + 1 - spec.window)
-        scores = queries[:, some] @ keys[:, first:end].transpose(1, 2)
-        scores.mul_(spec.scale)
+        scores = queries[:, some] @ keys[..., first:end]
         if spec.softcap is not None:
             scores.div_(spec.softcap).tanh_().mul_(spec.softcap)
         distance = at[some, None] - behind[None, first:end]
         hidden = distance < 0 if spec.window is None else (distance < 0) | (distance >= spec.window)
         scores.masked_fill_(hidden, -torch.inf)
-        if spec.sinks is not None:
-            sinks = torch.stack([spec.sinks[head] for head in heads])
-            scores = torch.cat((scores, sinks[:, None, None].float().expand(-1, scores.shape[1], 1)), dim=2)
-        shares = scores.softmax(dim=-1)[..., : end - first]
-        found[some, :, first:end] = shares.transpose(0, 1)
+        total = scores.logsumexp(-1, keepdim=True)
+        if sinks is not None:
+            total = torch.logaddexp(total, sinks)
+        torch.exp(scores.sub_(total), out=scores)
+        found[some, :, first:end] = scores.transpose(0, 1)
     return found

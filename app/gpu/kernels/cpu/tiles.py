@@ -12,6 +12,7 @@ loops keeps one sum in many parts, which depend on how it unrolls, and it cannot
 """
 
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -358,6 +359,41 @@ def _runs(builder: Any, count: Any) -> Iterator[tuple[Lanes, Any]]:
     for lanes, begin, end in ((LANES, INT64(0), whole), (1, whole, count)):
         with cgutils.for_range_slice(builder, begin, end, INT64(lanes)) as (index, _):
             yield Lanes(builder, lanes), index
+
+
+@instruction(types.float32(types.int64, types.int64, types.float32))
+def highest(builder: Any, scores: Any, count: Any, least: Any) -> Any:
+    """`highest(scores, count, least)`: of whole vectors of scores at that address, or `least`."""
+    with builder.goto_entry_block():
+        found = builder.alloca(Lanes(builder, LANES).floats)
+    builder.store(Lanes(builder, LANES).spread(least), found)
+    with cgutils.for_range_slice(builder, INT64(0), count, INT64(LANES)) as (index, _):
+        code = Lanes(builder, LANES)
+        builder.store(code.maximum(builder.load(found), code.load(scores, FLOAT, index)), found)
+    return reduce(Lanes(builder).maximum, _lanes_of(builder, found))
+
+
+@instruction(types.float32(types.int64, types.int64, types.float32))
+def weigh(builder: Any, scores: Any, count: Any, peak: Any) -> Any:
+    """`weigh(scores, count, peak)`: whole vectors of scores at that address become weights, relative to the highest.
+    Returns their sum. None is less than that of `LEAST_EXPONENT`.
+    """
+    with builder.goto_entry_block():
+        total = builder.alloca(Lanes(builder, LANES).floats)
+    builder.store(Lanes(builder, LANES).constant(Lanes(builder, LANES).floats, 0.0), total)
+    with cgutils.for_range_slice(builder, INT64(0), count, INT64(LANES)) as (index, _):
+        code = Lanes(builder, LANES)
+        power = builder.fsub(code.load(scores, FLOAT, index), code.spread(peak))
+        weight = code.exp2(code.maximum(power, code.constant(code.floats, float(LEAST_EXPONENT))))
+        code.store(weight, scores, FLOAT, index)
+        builder.store(builder.fadd(builder.load(total), weight), total)
+    return reduce(builder.fadd, _lanes_of(builder, total))
+
+
+def _lanes_of(builder: Any, place: Any) -> list[Any]:
+    """The numbers of the vector there."""
+    found = builder.load(place)
+    return [builder.extract_element(found, INT32(lane)) for lane in range(LANES)]
 
 
 def make_softmax(keys: int, *, rounded: bool) -> Any:

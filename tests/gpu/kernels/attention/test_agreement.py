@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
 from app.gpu.kernels.attention.base import AttentionSpec, from_rows, make_batch
 from app.gpu.kernels.attention.cpu import PagedCpuAttention, store
+from app.gpu.kernels.attention.pattern import attention_pattern, pattern_by_operators
 from tests.gpu.kernels.attention.drawing import (
     CUDA,
     DEVICES,
@@ -135,6 +137,22 @@ def test_it_gives_what_the_reference_gives(backend: str, shape: Shape) -> None:
             pytest.skip(NO_BFLOAT16)
         shape = replace(shape, rows=BRIEF)
     assert_agrees(backend, shape, tolerance=1e-4 if shape.dtype is FLOAT32 else 0.02)
+
+
+@pytest.mark.parametrize("pattern", [attention_pattern, pattern_by_operators])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_pattern_is_the_shares_that_values_have_in_attention(pattern: Any, shape: Shape) -> None:
+    inputs = draw_inputs(shape)
+    inputs.run(ReferenceAttention())  # stores the batch's own keys and values
+    exact, group = inputs.exact(), shape.heads // shape.kv_heads
+    wanted, kv = exact.run(ReferenceAttention()), exact.pool[:, LAYER]
+    for row, table in zip(inputs.batch.rows, inputs.batch.block_tables, strict=True):
+        chosen, heads = range(row.context - row.length, row.context, 2), [*range(0, shape.heads, 2)]
+        query = inputs.query[row.start : row.start + row.length : 2]
+        found = pattern(query, inputs.pool[:, LAYER], table, chosen, inputs.spec, heads)
+        values = kv[table[: -(-row.context // shape.block_size)].long(), 1].transpose(0, 1).flatten(1, 2).nan_to_num()
+        mixed = torch.einsum("qhk,hkd->qhd", found, values[[head // group for head in heads], : found.shape[2]])
+        torch.testing.assert_close(mixed, wanted[row.start : row.start + row.length : 2, heads], rtol=1e-4, atol=1e-4)
 
 
 @given(any_shape())

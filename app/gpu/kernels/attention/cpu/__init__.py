@@ -38,7 +38,7 @@ class PagedCpuAttention:
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec
     ) -> Tensor:
-        key, value, wide = _dense_heads(key), _dense_heads(value), _dense_heads(query)
+        key, value, wide = dense_heads(key), dense_heads(value), dense_heads(query)
         store(key, value, kv, batch.slot_blocks, batch.slot_offsets)
         if query.dtype is not torch.float32:
             wide = rounded(wide, torch.float32)
@@ -74,7 +74,7 @@ def token_tables(batch: Batch, rows: int) -> Tensor:
     return batch.block_tables[:rows].repeat_interleave(lengths, dim=0)
 
 
-def _dense_heads(x: Tensor) -> Tensor:
+def dense_heads(x: Tensor) -> Tensor:
     """`x` `[tokens, heads, head_dim]`, copied only if the heads of a token are not one run of memory."""
     _, head, element = x.stride()
     return x if (head, element) == (x.shape[2], 1) else x.contiguous()

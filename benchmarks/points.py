@@ -1,0 +1,307 @@
+"""What it costs to look inside layers, and whom: `python -m benchmarks.points`, some minutes, less with --quick.
+
+- Attention patterns of 8 heads and all queries of 1,024 tokens, as the engine computes and keeps them, beside zeros
+  written to as much new memory, which is the least that this can take.
+- Decode steps of 32 sessions, one of which is captured at three points, over steps of 32 that are not.
+- A sweep of patches over all layers and positions of a pair of 15 tokens, and what it does to clients that decode.
+- Activations of many prompts at all layers, over the same prompts as completions of one token.
+
+Ways take turns, and ratios are those of each pair. CPU time is that of all of the server's processes: where others use
+the machine, it says more than the clock.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from statistics import quantiles
+from typing import Any
+
+import httpx
+import torch
+from rich.console import Console
+
+from app.gpu.device.hardware import zeroed
+from app.gpu.kernels.attention.base import AttentionSpec
+from app.gpu.kernels.attention.pattern import attention_pattern
+from benchmarks.breakpoints.runner import OnCpu
+from benchmarks.command import bind_to_cores, exit_status, make_parser
+from benchmarks.cpu_meter import session_cpu_s
+from benchmarks.engine.decoding import DecodeBench
+from benchmarks.engine.loading import load
+from benchmarks.figures import Figure, Target, figure_table
+from benchmarks.record import Run, write_run
+from benchmarks.spread import middle_half
+from loadgen.peers.base import SERVED_NAME
+from loadgen.peers.djinn import djinn_launch
+from loadgen.processes.process import free_port, starting_server
+from loadgen.results.tables import to_markdown, to_rich
+
+HEADS, KV_HEADS, CHOSEN, TOKENS, HEAD_DIM, BLOCK = 9, 3, 8, 1024, 64, 16
+PART = 64
+"""Queries that the engine captures at once of a prompt, while others may come."""
+PAIR, VOCABULARY, CLIENTS = 15, 40_000, 4
+DECODING, DECODED = 32, 24
+AT_ONCE = 16
+"""Completions of the baseline: more than a step takes, so that the engine never waits for one."""
+TARGETS = {
+    "pattern": Target(5.0),
+    "decode": Target(0.99, at_least=True),
+    "sweep": Target(20.0),
+    "beside": Target(1.2),
+    "bulk": Target(0.8, at_least=True),
+}
+PARTS = ("pattern", "decode", "sweep", "bulk")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointsRun(Run):
+    """All figures: nothing else is kept of a run."""
+
+    figures: list[Figure]
+
+
+def patterns(rounds: int) -> Iterator[Figure]:
+    """The kernel in this process, on as many threads as the engine has."""
+    torch.manual_seed(0)
+    blocks = TOKENS // BLOCK
+    kv = torch.randn(blocks, 2, KV_HEADS, BLOCK, HEAD_DIM)
+    query, table = torch.randn(TOKENS, HEADS, HEAD_DIM), torch.randperm(blocks, dtype=torch.int32)
+    spec = AttentionSpec(scale=HEAD_DIM**-0.5)
+
+    def of(positions: range) -> Callable[[], object]:
+        own = query[positions.start : positions.stop]
+        return lambda: attention_pattern(own, kv, table, positions, spec, range(CHOSEN))
+
+    parts = [of(range(first, first + PART)) for first in range(0, TOKENS, PART)]
+    ways: dict[str, Callable[[], object]] = {
+        f"Patterns of {CHOSEN} heads over {TOKENS} tokens": of(range(TOKENS)),
+        f"The same in parts of {PART}": lambda: [each() for each in parts],
+        "The same of the last query": of(range(TOKENS - 1, TOKENS)),
+        "Zeros to as much new memory": lambda: zeroed((TOKENS, CHOSEN, TOKENS), torch.float32, query.device).zero_(),
+    }
+    wall, cpu = ({name: list[float]() for name in ways} for _ in range(2))
+    for number in range(rounds + 1):
+        for name, run in ways.items():
+            began, used = time.perf_counter(), time.process_time()
+            kept = run()
+            if number:
+                wall[name].append(1e3 * (time.perf_counter() - began))
+                cpu[name].append(1e3 * (time.process_time() - used))
+            del kept
+    for index, name in enumerate(ways):
+        yield Figure(name, "ms", middle_half(wall[name]), None if index else TARGETS["pattern"])
+        yield Figure(f"{name}: CPU time", "ms", middle_half(cpu[name]))
+
+
+def decodes(model: Path, rounds: int) -> Iterator[Figure]:
+    """The engine in this process."""
+    with load(OnCpu(), str(model), dtype="float32", kv_device="512MiB", kv_policy="none") as live:
+        bench = DecodeBench(live, width=DECODING, prompt_tokens=64, steps=DECODED)
+        found = [bench.round("plain", "captured") for _ in range(rounds + 1)][1:]
+    ratios = middle_half([each["captured"] / each["plain"] for each in found])
+    yield Figure(
+        f"Throughput of {DECODING} sessions, one captured at three points / none", "×", ratios, TARGETS["decode"]
+    )
+
+
+@contextmanager
+def served(model: Path) -> Iterator[tuple[httpx.Client, Callable[[], float]]]:
+    """A fresh server: a client, and what tells the CPU seconds that its processes have used."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryDirectory() as folder:
+        flags = {"--model": str(model), "--served-model-name": SERVED_NAME, "--port": str(port)}
+        flags |= {"--state-dir": folder, "--kv-device": "512MiB"}
+        launch = djinn_launch(flags)
+        with (
+            starting_server(launch.command, launch.environment, None) as process,
+            httpx.Client(base_url=url, timeout=600, limits=httpx.Limits(max_connections=None)) as http,
+        ):
+            while process.poll() is None:
+                try:
+                    if http.get("/ready").is_success:
+                        break
+                except httpx.TransportError:
+                    time.sleep(0.1)
+            yield http, lambda: session_cpu_s(process.pid)
+
+
+def random_tokens(random: Random, count: int) -> list[int]:
+    """A prompt that nobody has had."""
+    return [random.randrange(16, VOCABULARY) for _ in range(count)]
+
+
+def sweep(http: httpx.Client, random: Random) -> float:
+    """Seconds of a sweep over all layers and positions: the prompts differ from their first token on."""
+    clean, corrupted = (random_tokens(random, PAIR) for _ in range(2))
+    body = {"clean": clean, "corrupted": corrupted, "metric": {"answer": 100, "wrong": 200}}
+    began = time.perf_counter()
+    found = http.post("/v1/experiments/patching", json=body).raise_for_status().json()
+    assert len(found["tables"][0]["columns"]) == PAIR
+    return time.perf_counter() - began
+
+
+def streamed(http: httpx.Client, random: Random, stopped: threading.Event) -> list[float]:
+    """When the tokens of a client came that has one turn after the other until it is stopped."""
+    times = list[float]()
+    while not stopped.is_set():
+        body = {
+            "model": SERVED_NAME,
+            "prompt": random_tokens(random, 32),
+            "max_tokens": 400,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        with http.stream("POST", "/v1/completions", json=body) as answer:
+            for line in answer.raise_for_status().iter_lines():
+                if line.startswith("data: {"):
+                    times.append(time.perf_counter())
+                if stopped.is_set():
+                    break
+    return times
+
+
+def beside(
+    http: httpx.Client, random: Random, work: Callable[[], float] | None, quiet_s: float
+) -> tuple[float, float, float]:
+    """Median and 95th percentile of the time between two tokens of clients, beside `work` or for so many seconds, and
+    how long that took.
+    """
+    stopped, sizes = threading.Event(), [random.randrange(1 << 30) for _ in range(CLIENTS)]
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        clients = [pool.submit(streamed, http, Random(seed), stopped) for seed in sizes]
+        time.sleep(1.0)
+        first = time.perf_counter()
+        if work is None:
+            time.sleep(quiet_s)
+        spent = quiet_s if work is None else work()
+        last = time.perf_counter()
+        stopped.set()
+        found = [each.result() for each in clients]
+    gaps = [b - a for times in found for a, b in pairwise(times) if first <= a and b <= last]
+    cuts = quantiles(gaps, n=20)
+    return cuts[9], cuts[18], spent
+
+
+def sweeps(http: httpx.Client, cpu_s: Callable[[], float], rounds: int) -> Iterator[Figure]:
+    """Alone, and beside clients."""
+    random = Random(3)
+    sweep(http, random)
+    alone, used = list[float](), list[float]()
+    for _ in range(rounds):
+        before = cpu_s()
+        alone.append(sweep(http, random))
+        used.append(cpu_s() - before)
+    yield Figure(f"Sweep of {PAIR} positions at all layers", "s", middle_half(alone), TARGETS["sweep"])
+    yield Figure("The same: CPU time", "s", middle_half(used))
+    seconds, medians, tails = list[float](), list[float](), list[float]()
+    for _ in range(rounds):
+        quiet = beside(http, random, None, 8.0)
+        busy = beside(http, random, lambda: sweep(http, random), 0.0)
+        seconds.append(busy[2])
+        medians.append(busy[0] / quiet[0])
+        tails.append(busy[1] / quiet[1])
+    yield Figure(f"Sweep beside {CLIENTS} clients that decode", "s", middle_half(seconds))
+    yield Figure("Their time per token beside it / without it, p50", "×", middle_half(medians))
+    yield Figure("Their time per token beside it / without it, p95", "×", middle_half(tails), TARGETS["beside"])
+
+
+def bulk(http: httpx.Client, cpu_s: Callable[[], float], rounds: int, prompts: int) -> Iterator[Figure]:
+    """Jobs over files, of short prompts and of longer ones."""
+    random = Random(5)
+
+    def captured(token_ids: list[list[int]]) -> float:
+        content = "\n".join(json.dumps({"prompt": each}) for each in token_ids)
+        sent = http.post("/v1/files", files={"file": ("in.jsonl", content)}, data={"purpose": "user_data"})
+        began = time.perf_counter()
+        job = (
+            http.post("/v1/experiments/activations", json={"input_file_id": sent.json()["id"]})
+            .raise_for_status()
+            .json()
+        )
+        while job["status"] not in ("completed", "failed", "cancelled"):
+            time.sleep(0.02)
+            job = http.get(f"/v1/experiments/activations/{job['id']}").json()
+        spent = time.perf_counter() - began
+        assert job["prompt_counts"]["completed"] == len(token_ids), job
+        for shard in job["shards"]:
+            http.delete(f"/v1/files/{shard['file_id']}").raise_for_status()
+        return spent
+
+    def plain(token_ids: list[list[int]]) -> float:
+        def complete(each: list[int]) -> None:
+            body = {"model": SERVED_NAME, "prompt": each, "max_tokens": 1}
+            http.post("/v1/completions", json=body).raise_for_status()
+
+        began = time.perf_counter()
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(complete, token_ids))
+        return time.perf_counter() - began
+
+    for length in (32, 128, 512):
+        shares, rates, costs = list[float](), list[float](), list[float]()
+        for number in range(-1, rounds):
+            found, used = dict[Any, float](), dict[Any, float]()
+            for way in (captured, plain) if number % 2 else (plain, captured):
+                token_ids = [random_tokens(random, length) for _ in range(max(16, prompts * 32 // length))]
+                before = cpu_s()
+                found[way] = way(token_ids) / len(token_ids)
+                used[way] = (cpu_s() - before) / len(token_ids)
+            if number >= 0:
+                shares.append(found[plain] / found[captured])
+                rates.append(length / found[captured])
+                costs.append(used[plain] / used[captured])
+        yield Figure(f"Activations at all layers, prompts of {length}", "tok/s", middle_half(rates))
+        yield Figure(f"The same / completions, prompts of {length}", "×", middle_half(shares), TARGETS["bulk"])
+        yield Figure(f"The same by CPU time, prompts of {length}", "×", middle_half(costs))
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[Figure]:
+    """The parts that are asked for."""
+    rounds = 2 if arguments.quick else arguments.rounds
+    if "pattern" in arguments.only:
+        with torch.inference_mode():
+            yield from patterns(10 * rounds)
+    if "decode" in arguments.only:
+        yield from decodes(arguments.model, 4 * rounds)
+    if {"sweep", "bulk"} & set(arguments.only):
+        with served(arguments.model) as (http, cpu_s):
+            if "sweep" in arguments.only:
+                yield from sweeps(http, cpu_s, rounds)
+            if "bulk" in arguments.only:
+                yield from bulk(http, cpu_s, rounds, 64 if arguments.quick else 256)
+
+
+def main() -> int:
+    """Run it as the command line asks; returns the process's exit status."""
+    parser = make_parser("python -m benchmarks.points", __doc__)
+    parser.add_argument("--rounds", type=int, choices=range(2, 101), default=5, metavar="2..100", help="default 5")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="default all")
+    arguments = parser.parse_args()
+    return exit_status(arguments.model, lambda: _run(arguments, Console()))
+
+
+def _run(arguments: argparse.Namespace, console: Console) -> None:
+    torch.set_num_threads(len(bind_to_cores(arguments.cores)))
+    with console.status("measuring"):
+        figures = list(measure(arguments))
+    run = PointsRun(model=arguments.model.name, figures=figures)
+    table = figure_table("Inside layers", figures)
+    console.print(to_rich([table]))
+    if not arguments.quick:
+        heading = f"# Looking inside layers: {run.model} on {run.place_and_time}\n\n"
+        console.print(f"written: {write_run(arguments.output, 'points-', run, heading + to_markdown(table))}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
