@@ -43,6 +43,7 @@ from app.machine.budget import DiskRoom
 from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel
 from app.model_store.tokenizer import read_generation
+from app.openai.background import BackgroundResponses
 from app.openai.response_store import ResponseStore
 from app.routers import (
     anthropic,
@@ -396,6 +397,7 @@ def create_app(
         tool_support=tool_support,
         bound_sessions=bound_sessions,
         responses=responses,
+        background=BackgroundResponses(),
         spool=spool,
         side_work=registry.side_work,
         uploads=kept_uploads,

@@ -75,6 +75,7 @@ async def running(
         ends.push_async_callback(services.batches.close)
         services.activation_jobs.resume()
         ends.push_async_callback(services.activation_jobs.close)
+        ends.push_async_callback(services.background.close)
         yield
 
 

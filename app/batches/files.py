@@ -88,8 +88,8 @@ class DeletedFile(BaseModel):
 class FilesQuery(QueryModel):
     """Which files to list."""
 
-    purpose: AnyPurpose | None = None
-    limit: int = Field(10_000, ge=1, le=10_000)
+    purpose: str | None = Field(None, max_length=64, description="only those of it; no file has an unknown one")
+    limit: int = Field(10_000, ge=0, le=10_000)
     order: Literal["asc", "desc"] = Field("desc", description="desc: the newest comes first")
     after: str = Field("", max_length=256, description="id of the file after which the page begins")
 

@@ -109,7 +109,7 @@ BatchList = shape(
 class BatchesQuery(QueryModel):
     """Which batches to list."""
 
-    limit: int = Field(20, ge=1, le=100)
+    limit: int = Field(20, ge=0, le=100)
     after: str = Field("", max_length=256, description="id of the batch after which the page begins")
 
 

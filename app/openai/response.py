@@ -45,7 +45,7 @@ from app.wire.calls import Djinn
 from app.wire.extras import OpenBody, bare
 from app.wire.turns import is_none
 
-ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class InputTokensDetails(BaseModel):
@@ -114,7 +114,7 @@ class ResponseObject(BaseModel):
     created_at: int
     completed_at: int | None = None
     status: ResponseStatus
-    background: Literal[False] = False
+    background: bool = False
     error: ResponseErrorView | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
@@ -146,7 +146,8 @@ class ResponseObject(BaseModel):
         return cls(
             id=id,
             created_at=created_at,
-            status="in_progress",
+            status="queued" if body.background else "in_progress",
+            background=body.background,
             instructions=body.instructions,
             max_output_tokens=body.max_output_tokens,
             model=body.model,
@@ -237,6 +238,7 @@ class ItemList(BaseModel):
 IDLE_S = 24 * 3600
 """Seconds without a response after which a conversation is forgotten, whatever its session's own limit."""
 CONTINUABLE = ("completed", "incomplete")
+UNDER_WAY = ("queued", "in_progress")
 
 
 @dataclass(slots=True, eq=False)

@@ -80,9 +80,15 @@ class ResponseWriter:
         self._number = 0
 
     def begin(self) -> Iterator[Event]:
-        """The events before the first token."""
-        for kind in ("response.created", "response.in_progress"):
-            yield self._numbered({"type": kind, "response": self.response.model_dump()})
+        """The events before the first token; of a response in the background, those before its turn runs."""
+        for kind in ("created", self.response.status):
+            yield self._numbered({"type": f"response.{kind}", "response": self.response.model_dump()})
+
+    def start(self) -> Iterator[Event]:
+        """The turn has left the queue."""
+        if self.response.status == "queued":
+            self.response.status = "in_progress"
+            yield self._numbered({"type": "response.in_progress", "response": self.response.model_dump()})
 
     def write(self, chunk: TextChunk) -> Iterator[Event]:
         """The events of the next text."""

@@ -10,6 +10,7 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    ValidationInfo,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -350,14 +351,13 @@ ENCRYPTED = "reasoning.encrypted_content"
 class ReasoningConfig(OpenBody):
     """How much the model thinks, and how that is told."""
 
-    reads_extras: ClassVar[bool] = True
-
     effort: str | None = Field(
         None, max_length=32, description="as the model's chat template takes it; none: not at all"
     )
     summary: str | None = Field(
         None, max_length=32, description="any value: the thoughts are the summary, and the item has no content"
     )
+    generate_summary: str | None = Field(None, max_length=32, description="the older name of summary")
 
 
 class ResponseStreamOptions(OpenBody):
@@ -416,7 +416,7 @@ class ResponseBody(CallBody):
     metadata: Metadata | None = Field(None, description="the caller's own labels, which the response returns")
     truncation: Literal["disabled", "auto"] = Field("disabled", description="the server never shortens a conversation")
     generate: bool = Field(True, description="false: compute the prompt, and answer without output")
-    background: Literal[False] = Field(False, description="no response runs without a client")
+    background: bool = Field(False, description="answer at once, and generate the response without a client")
     include: list[Annotated[str, Field(max_length=256)]] = Field(
         default=[],
         max_length=64,
@@ -426,6 +426,13 @@ class ResponseBody(CallBody):
     user: str | None = Field(
         None, max_length=512, description="the caller's name for its end user: metadata of a session that opens"
     )
+
+    @field_validator("background")
+    @classmethod
+    def _is_kept(cls, background: bool, info: ValidationInfo) -> bool:
+        if background and info.data.get("store") is False:
+            raise ValueError("needs store, or nobody could read the response")
+        return background
 
     @field_validator("max_tokens")
     @classmethod
@@ -456,6 +463,12 @@ class ResponseBody(CallBody):
             asked = given.effort in (None, "none") and (given.model_fields_set or given.model_extra)
             yield from ["reasoning"] if asked else []
             yield from (f"include.{index}" for index, name in enumerate(self.include) if name == ENCRYPTED)
+
+    @property
+    def asks_for_summary(self) -> bool:
+        """Whether thoughts are told as a summary."""
+        given = self.reasoning
+        return given is not None and (given.summary is not None or given.generate_summary is not None)
 
     def wish(self) -> Wish:
         """What the call says of thinking."""
@@ -535,6 +548,7 @@ class CompactBody(ResponseBody):
 
     input: Input = Field(default="", description="a text of the user, or items; what is new since the last response")
     stream: Literal[False] = Field(False, description="only false")
+    background: Literal[False] = Field(False, description="only false")
 
 
 class CountBody(ResponseBody):

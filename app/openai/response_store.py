@@ -14,7 +14,7 @@ from app.engine_process.turn import Turn
 from app.journal.journal import Journal
 from app.journal.records import ResponseKey, ResponseRecord
 from app.journal.tables import load_responses
-from app.openai.response import Conversation, ResponseObject, StoredResponse
+from app.openai.response import UNDER_WAY, Conversation, ResponseErrorView, ResponseObject, StoredResponse
 from app.openai.response_items import AnyItem, Item, to_json, without_logprobs
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
@@ -36,7 +36,7 @@ class Journaled(BaseModel):
 def record_of(response: StoredResponse) -> ResponseRecord:
     """A response as it is written."""
     conversation = response.conversation
-    is_first = response is next(iter(conversation.responses.values()))
+    is_first = response is next(iter(conversation.responses.values()), response)
     kept = Journaled(
         conversation=conversation.id,
         owns_session=conversation.owns_session,
@@ -92,7 +92,10 @@ class ResponseStore:
             return
         by_id = {session.id: session for session in sessions}
         for record, kept in in_order(self._journal.read(load_responses)):
-            session = by_id.get(record.session)
+            session, answer = by_id.get(record.session), kept.answer
+            if answer.status in UNDER_WAY:
+                message = "the server ended while the response was generated"
+                answer.status, answer.error = "failed", ResponseErrorView(code="server_error", message=message)
             if session is None:
                 self._journal.append(ResponseKey(record.id), None)
             else:
@@ -145,8 +148,11 @@ class ResponseStore:
         conversation.used_at = kept.answer.created_at
 
     def begin(self, response: StoredResponse, turn: Turn) -> None:
-        """Know a response while `turn` generates it."""
+        """Know a response while `turn` generates it. The journal has one in the background from now on."""
         self._running[response.answer.id] = response, turn
+        if response.answer.background and self._journal is not None:
+            record = record_of(response)
+            self._journal.append(ResponseKey(record.id), record)
 
     def find_running(self, owner: str | None, response_id: str) -> tuple[StoredResponse, Turn] | None:
         """The owner's response that is being generated, and its turn; None: there is none of that id."""
@@ -237,7 +243,7 @@ class ResponseStore:
         """
         if self._journal is not None:
             conversation = response.conversation
-            keys = [ResponseKey(each) for each in conversation.responses]
+            keys = [ResponseKey(each) for each in (*conversation.responses, response.answer.id)]
             await self._journal.settled(conversation.session.id, *keys)
 
     def delete(self, response: StoredResponse) -> None:

@@ -206,7 +206,12 @@ ResponseStatusEvent = shape(
     {
         **NUMBERED,
         "type": Literal[
-            "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
+            "response.created",
+            "response.queued",
+            "response.in_progress",
+            "response.completed",
+            "response.incomplete",
+            "response.failed",
         ],
         "response": ResponseObject,
     },
@@ -330,6 +335,7 @@ ResponseEvent = event_of(
 `data` is the JSON text of a `StreamedResponse` of the type `event`.""",
     StreamedResponse,
     "response.created",
+    "response.queued",
     "response.in_progress",
     "response.output_item.added",
     "response.content_part.added",

@@ -17,6 +17,7 @@ from app.events import EventStreams
 from app.experiments.activations import ActivationJobs, Reader
 from app.exports.spool import Spool
 from app.journal.lease import FolderLease
+from app.openai.background import BackgroundResponses
 from app.openai.response_store import ResponseStore
 from app.sessions.history import History
 from app.sessions.keyed import KeyedRequest
@@ -49,6 +50,7 @@ class Services:
     tool_support: ToolSupport
     bound_sessions: BoundSessions
     responses: ResponseStore
+    background: BackgroundResponses
     spool: Spool
     side_work: SideWork
     uploads: Uploads

@@ -11,10 +11,10 @@ from typing import Any
 from app.domain.errors import ContextTooLong, Draining, FieldOutOfRange, MalformedRequest, Moved, WrongState
 from app.domain.homes import new_response_id
 from app.domain.values import FinishReason
-from app.messages import Reading, TurnFinished
+from app.messages import Reading, Started, TurnFinished
 from app.openai.chat_prompt import chat_prompt
 from app.openai.models import tokenized_limit
-from app.openai.response import Conversation, ResponseObject, StoredResponse, check_calls, to_chat
+from app.openai.response import UNDER_WAY, Conversation, ResponseObject, StoredResponse, check_calls, to_chat
 from app.openai.response_events import Event, ResponseWriter
 from app.openai.response_input import ENCRYPTED, CompactBody, CountBody, ResponseBody
 from app.openai.response_items import AnyItem, CallItem, CallOutputItem
@@ -80,7 +80,10 @@ class ResponseRun:
             for event in self._writer.begin():
                 yield event
             async for item in self._reader:
-                if isinstance(item, TextChunk):
+                if isinstance(item, Started):
+                    for event in self._writer.start():
+                        yield event
+                elif isinstance(item, TextChunk):
                     for event in self._writer.write(item):
                         yield event
                 elif isinstance(item, Reading):
@@ -106,7 +109,7 @@ class ResponseRun:
 
     def _abandon(self) -> None:
         """The response has no more readers. If it is over, there is nothing to do."""
-        if self.response.status == "in_progress":
+        if self.response.status in UNDER_WAY:
             self._writer.cancel()
         self._keep()
 
@@ -216,7 +219,7 @@ async def start_response(
         answer,
         {each.tool.name: each for each in body.offered},
         generates=body.generate,
-        as_summary=body.reasoning is not None and body.reasoning.summary is not None,
+        as_summary=body.asks_for_summary,
         seal=support.seal.of(call.owner) if ENCRYPTED in body.include else None,
     )
     return ResponseRun(services, stored, reader, writer, answer, cleanup, asked.left_out)
@@ -250,7 +253,16 @@ def prompt_of(
     try:
         support, length = services.tool_support, services.info.max_model_len
         limit = tokenized_limit("input", length) if isinstance(body, CountBody) else TextLimit("input", length)
-        return chat_prompt(chat, services.tokens, support, use.tools, variables=variables, limit=limit), 0
+        prompt = chat_prompt(
+            chat,
+            services.tokens,
+            support,
+            use.tools,
+            add_generation_prompt=body.generate,  # the next response goes on with other items
+            variables=variables,
+            limit=limit,
+        )
+        return prompt, 0
     except (MalformedRequest, FieldOutOfRange) as error:  # its messages came as items
         raise type(error)(error.message.replace("messages.", "message ", 1), param="input") from error
 

@@ -1,7 +1,8 @@
 """`/v1/responses`: generated, kept, cancelled."""
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -26,6 +27,7 @@ from app.openai.shapes import ResponseEvent
 from app.routers.api_calls import (
     BOUND_HEADERS,
     IGNORED_DESCRIPTION,
+    ApiCall,
     ApiCallDep,
     IgnoredDep,
     OpenAIRoute,
@@ -39,6 +41,7 @@ from app.sessions.keyed import KeyedRequest
 from app.web.openapi import component
 from app.web.sse import EventStream, sse_event, unless_disconnected
 from app.wire.base import QueryModel
+from app.wire.extras import IgnoredFields
 
 router = APIRouter(tags=["openai"], route_class=OpenAIRoute)
 ANSWERS: dict[int | str, dict[str, Any]] = {
@@ -53,10 +56,12 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
 
 @router.post("/v1/responses", operation_id="createResponse", response_model=ResponseObject, responses=ANSWERS)
 async def create_response(request: Request, body: ResponseBody, call: ApiCallDep, ignored: IgnoredDep) -> Response:
-    """Generate a response. A client that disconnects cancels it."""
+    """Generate a response. A client that disconnects cancels it, unless it runs in the background."""
     services, keyed = call.services, call.keyed
     if keyed is not None and (made := _made_before(services, keyed)) is not None:
-        return _again(made, keyed, stream=body.stream)
+        return _again(services, made, keyed, stream=body.stream)
+    if body.background:
+        return await _in_background(request, body, call, ignored)
     unstored = UnstoredConversation(services.sessions)
     call.cleanup.callback(unstored.close)
     runs: list[ResponseRun] = []
@@ -71,6 +76,22 @@ async def create_response(request: Request, body: ResponseBody, call: ApiCallDep
     if keyed is not None:
         keyed.is_answered = True
     return _with_session(run, Response(to_json(run.response), media_type="application/json"))
+
+
+async def _in_background(request: Request, body: ResponseBody, call: ApiCall, ignored: IgnoredFields) -> Response:
+    """Begin a response that goes on without its client. Its turn has a place in the queue when this answers."""
+    services, keyed = call.services, call.keyed
+    async with AsyncExitStack() as undo:
+        own = replace(call, cleanup=await undo.enter_async_context(AsyncExitStack()))
+        starting = start_response(own, UnstoredConversation(services.sessions), body, ignored)
+        run = await unless_disconnected(request, starting)
+        await services.responses.settled(run.stored)
+        followed = services.background.begin(run.response.id, run.events(), undo.pop_all())
+    if keyed is not None:
+        keyed.is_done, keyed.is_answered = True, not body.stream
+    if body.stream:
+        return _with_session(run, EventStream(followed.events()))
+    return _with_session(run, shown(run.response))
 
 
 SUMMARIES = "cmp_"
@@ -195,15 +216,17 @@ def _made_before(services: Services, keyed: KeyedRequest) -> StoredResponse | No
         return None
 
 
-def _again(made: StoredResponse, keyed: KeyedRequest, *, stream: bool) -> Response:
+def _again(services: Services, made: StoredResponse, keyed: KeyedRequest, *, stream: bool) -> Response:
     """Answer a retry with the response that is kept. It has fewer events than one that is generated."""
     keyed.is_answered = True
-    answer: Response
-    if stream:
-        answer = EventStream(_events_again(made.answer))
-    else:
-        answer = Response(to_json(made.answer), media_type="application/json")
+    answer = EventStream(_events_of(services, made)) if stream else shown(made.answer)
     return with_session(answer, made.conversation.session)
+
+
+def _events_of(services: Services, made: StoredResponse, first: int = 0) -> AsyncGenerator[bytes, None]:
+    """Those of a response that is over, or runs in the background, from a number on."""
+    followed = services.background.find(made.answer.id)
+    return _events_again(made.answer, first) if followed is None else followed.events(first)
 
 
 async def _events_again(response: ResponseObject, first: int = 0) -> AsyncGenerator[bytes, None]:
@@ -247,7 +270,7 @@ class ReadQuery(QueryModel):
 class ItemsQuery(QueryModel):
     """Which items to list."""
 
-    limit: int = Field(20, ge=1, le=100)
+    limit: int = Field(20, ge=0, le=100)
     order: Literal["asc", "desc"] = Field("desc", description="desc: the last item comes first")
     after: str = Field("", max_length=256, description="id of the item after which the page begins")
 
@@ -256,15 +279,17 @@ class ItemsQuery(QueryModel):
 async def get_response(
     response_id: str, services: ServicesDep, owner: OwnerDep, query: Annotated[ReadQuery, Query()]
 ) -> Response:
-    """A response as it is now; with `stream`, one that is over as events."""
+    """A response as it is now; with `stream`, one that is over or runs in the background as events."""
+    found = services.responses.find(owner, response_id)
     if not query.stream:
-        return shown(services.responses.find(owner, response_id).answer)
-    if services.responses.find_running(owner, response_id) is not None:
+        return shown(found.answer)
+    if not found.answer.background and services.responses.find_running(owner, response_id) is not None:
         raise FieldOutOfRange(
-            "stream: false while the response runs, which only its own call can follow", param="stream"
+            "stream: false while the response runs, which only its own call can follow: it is not in the background",
+            param="stream",
         )
     first = 0 if query.starting_after is None else query.starting_after + 1
-    return EventStream(_events_again(services.responses.find(owner, response_id).answer, first))
+    return EventStream(_events_of(services, found, first))
 
 
 @kept_router.delete("", operation_id="deleteResponse", responses=ERRORS)
@@ -274,21 +299,27 @@ async def delete_response(response_id: str, services: ServicesDep, owner: OwnerD
         raise MalformedRequest("the response is being generated: cancel it first", param="response_id")
     response = services.responses.find(owner, response_id)
     services.responses.delete(response)
+    services.background.forget(response_id)
     await services.responses.settled(response)
     return DeletedResponse(id=response_id)
 
 
 @kept_router.post("/cancel", operation_id="cancelResponse", response_model=ResponseObject, responses=ERRORS)
 async def cancel_response(response_id: str, services: ServicesDep, owner: OwnerDep) -> Response:
-    """End a response that is being generated. What it has so far stays."""
-    running = services.responses.find_running(owner, response_id)
-    if running is None or running[1].ended.is_set():
-        status = services.responses.find(owner, response_id).answer.status if running is None else "over"
+    """End a response that is being generated. What it has so far stays. One in the background may be over already."""
+    running, found = services.responses.find_running(owner, response_id), services.responses.find(owner, response_id)
+    if running is not None and not running[1].ended.is_set():
+        services.sessions.pauses.cancel(found.conversation.session, running[1])
+        await running[1].ended.wait()
+    elif not found.answer.background:
+        status = found.answer.status if running is None else "over"
         raise MalformedRequest(f"the response is {status}: only a running one can be cancelled", param="response_id")
-    stored, turn = running
-    services.sessions.pauses.cancel(stored.conversation.session, turn)
-    await turn.ended.wait()
-    return shown(stored.answer.model_copy(update={"status": "cancelled"}))
+    if not found.answer.background:
+        return shown(found.answer.model_copy(update={"status": "cancelled"}))
+    followed = services.background.find(response_id)
+    if followed is not None:
+        await followed.is_over.wait()
+    return shown(found.answer)
 
 
 @kept_router.get("/input_items", operation_id="listResponseInputItems", response_model=ItemList, responses=ERRORS)

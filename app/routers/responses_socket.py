@@ -77,7 +77,11 @@ class ResponseConnection:
                 call = ApiCall(
                     self._services, self._owner, cleanup, self._session_name, client=client, stays_connected=True
                 )
-                run = await start_response(call, self._unstored, _body(fields), ignored)
+                body = _body(fields)
+                if body.background:  # what runs here ends with the connection
+                    body = body.model_copy(update={"background": False})
+                    ignored.add(["background"])
+                run = await start_response(call, self._unstored, body, ignored)
                 for label in ignored.labels():
                     self._services.metrics.ignored_fields.labels(label).inc()
                 async with aclosing(run.events()) as events:

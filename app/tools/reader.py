@@ -411,7 +411,7 @@ class FamilyReader(TextReader):
         is_text = self._whole_markers and self._state in (_State.START, _State.CONTENT)
         yield from self._read(last=not cut or is_text)
         if self._state is _State.REST:  # and nothing has spoken against it
-            yield from self._end_call(len(self._text))
+            yield from self._end_call(len(self._text), is_sure=self._is_held or not cut)
         self._object.append(self._text)
         if self._state is _State.BROKEN or (self._state is _State.ARGUMENTS and (cut or self._is_told)):
             if not self._is_told:
@@ -589,23 +589,23 @@ class FamilyReader(TextReader):
         goes_on = text.lstrip(SPACES)
         if not goes_on:
             return len(self._text) if last else None
-        if not last and any(marker.startswith(goes_on) for marker in self._ends_of_calls):
-            return None
         length = len(self._text) - len(text)
         if goes_on.startswith(self._ends_of_calls):
             return length
+        if not last and any(marker.startswith(goes_on) for marker in self._ends_of_calls):
+            return None
         # No bracket around the arguments tells where they end: nothing else may follow in the line.
         is_closed = not is_open if self._floor else goes_on[0] == "<" or "\n" in self._text[:length]
         return length if is_closed and goes_on[0] != '"' else -1
 
-    def _end_call(self, length: int) -> Iterator[Piece]:
-        """The arguments have ended, and so does the call after so many characters."""
+    def _end_call(self, length: int, *, is_sure: bool = True) -> Iterator[Piece]:
+        """The arguments have ended, and so does the call after so many characters, unless what is cut off says more."""
         if self._is_told:
             yield CallArguments(self.calls - 1, self._last)
         else:
             yield from self._tell("".join(self._json))
         self._take(length)
-        self._whole += 1
+        self._whole += is_sure
         self._state = _State.BETWEEN
 
     def _break(self) -> Iterator[Piece]:

@@ -1,7 +1,7 @@
 """Fields of a body that a route does not declare: named in the answer, or refused."""
 
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -66,15 +66,21 @@ def bare(body: B) -> B:
 class Unsupported:
     """A known field without effect. With a `reason`, a call that asks for it is refused; else it is answered.
 
-    Null and the `neutral` values ask for nothing.
+    Null and the `neutral` values ask for nothing. The answer to a value that `is_harmless` is right without it: such a
+    call is answered all the same.
     """
 
     neutral: tuple[object, ...] = ()
     reason: str | None = None
+    is_harmless: Callable[[object], bool] = lambda value: False
 
     def asks_for(self, value: object) -> bool:
         """Whether `value` asks for something."""
         return value is not None and value not in self.neutral
+
+    def refuses(self, value: object) -> bool:
+        """Whether a call with `value` is refused."""
+        return self.reason is not None and self.asks_for(value) and not self.is_harmless(value)
 
 
 TEXT_ONLY = "the models here read and write text"
@@ -102,6 +108,19 @@ def ignored(*names: str, **neutral: object) -> dict[str, Unsupported]:
     return refused(None, *names, **neutral)
 
 
+def _only_scores(moderation: object) -> bool:
+    """Whether a policy of moderation blocks nothing."""
+    policy = moderation.get("policy") if isinstance(moderation, dict) else moderation
+    modes = policy.values() if isinstance(policy, dict) else () if policy is None else (policy,)
+    return all(mode is None or (isinstance(mode, dict) and mode.get("mode") == "score") for mode in modes)
+
+
+def _has_no_skills(container: object) -> bool:
+    """Whether a container only says where code would run, which no tool here does."""
+    return isinstance(container, str) or (isinstance(container, dict) and not container.get("skills"))
+
+
+_MODERATION = {"moderation": Unsupported((), "the server moderates nothing, and would block nothing", _only_scores)}
 _ITEM = ignored("created_by", "name", caller={"type": "direct"}, **{"async": False})
 _PART = ignored("prompt_cache_breakpoint", annotations=[], logprobs=[])
 _TOOL = ignored("output_schema", allowed_callers=["direct"], defer_loading=False, **{"async": False})
@@ -119,7 +138,6 @@ UNSUPPORTED: dict[str, dict[str, Unsupported]] = {
         **refused(NO_FORM, "guided_choice", "guided_grammar", "guided_json", "guided_regex", "json_schema", grammar=""),
         **refused(NO_FORM, response_format={"type": "text"}),
         **refused("the text ends before the stop string", include_stop_str_in_output=False),
-        **refused("the server takes no predicted text", "prediction"),
         **refused("a prompt is a text or token ids", "prompt_embeds"),
         **refused("use echo and logprobs of /v1/completions", "prompt_logprobs"),
         **refused("the text has no special tokens; use return_token_ids", skip_special_tokens=True),
@@ -127,15 +145,14 @@ UNSUPPORTED: dict[str, dict[str, Unsupported]] = {
         **refused("the server never shortens a prompt", "truncate_prompt_tokens"),
         **refused("tokens are sampled one by one", use_beam_search=False),
         **refused("the server cannot search the web", "web_search_options"),
-        **ignored("cache_salt", "prompt_cache_key", "prompt_cache_retention", "request_id", "safety_identifier"),
+        **_MODERATION,
+        **ignored("cache_salt", "prediction", "prompt_cache_key", "prompt_cache_retention", "request_id"),
+        **ignored("safety_identifier", prompt_cache_options={}),
         **ignored(cache_prompt=True, chat_template_kwargs={}, id_slot=-1, metadata={}, priority=0, store=False),
         **ignored(reasoning_effort="none", service_tier=("auto", "default"), timings_per_token=False),
         **ignored(verbosity="medium"),
     },
-    "stream_options": {
-        **ignored("continuous_usage_stats"),
-        **refused("events are never padded", include_obfuscation=False),
-    },
+    "stream_options": ignored("continuous_usage_stats", include_obfuscation=False),
     "messages": {
         **refused(TEXT_ONLY, "audio"),
         **refused(DEPRECATED, "function_call"),
@@ -144,7 +161,7 @@ UNSUPPORTED: dict[str, dict[str, Unsupported]] = {
     "messages.content": ignored("cache_control"),
     "messages.tool_calls": ignored("index"),
     ANTHROPIC: {
-        **refused("the server runs no code", "container"),
+        "container": Unsupported((), "the server runs no code, and knows no skills", _has_no_skills),
         **refused("the server calls no tools", mcp_servers=[]),
         **ignored("cache_control", "inference_geo", context_management={}, diagnostics={}, speed="standard"),
         **ignored(service_tier=("auto", "standard_only"), thinking={"type": "disabled"}),
@@ -160,15 +177,15 @@ UNSUPPORTED: dict[str, dict[str, Unsupported]] = {
     },
     f"{ANTHROPIC}.messages.content.content": ignored("cache_control"),
     RESPONSES: {
-        **refused("the server never shortens a conversation", context_management=[]),
-        **refused("the server moderates nothing", "moderation"),
+        **_MODERATION,
         **refused("the server keeps no prompt templates", "prompt"),
         **refused("a connection runs one response at a time", "stream_id"),
         **ignored("image", "access_programs", "client_metadata", "max_tool_calls", "prompt_cache_key"),
-        **ignored("prompt_cache_retention"),
-        **ignored("safety_identifier", prompt_cache_options={}, reasoning={}, service_tier=("auto", "default")),
+        **ignored("prompt_cache_retention", "safety_identifier", context_management=[], prompt_cache_options={}),
+        **ignored(background_options={"completion_window": "soonest"}, reasoning={}, service_tier=("auto", "default")),
     },
-    f"{RESPONSES}.stream_options": refused("events are never padded", include_obfuscation=False),
+    f"{RESPONSES}.reasoning": ignored(context="auto", mode="standard"),
+    f"{RESPONSES}.stream_options": ignored(include_obfuscation=False),
     f"{RESPONSES}.text": ignored(verbosity="medium"),
     f"{RESPONSES}.tools": _TOOL,
     f"{RESPONSES}.tools.tools": _TOOL,
@@ -263,5 +280,5 @@ def _refuse_unsupported(place: str, path: str, extras: dict[str, object]) -> Non
     if not extras:
         return
     for name, field in UNSUPPORTED.get(place, {}).items():
-        if field.reason is not None and name in extras and field.asks_for(extras[name]):
+        if name in extras and field.refuses(extras[name]):
             raise FieldOutOfRange(f"{path}{name}: {field.reason}", param=f"{path}{name}")

@@ -44,6 +44,8 @@ def test_a_turn_that_was_done_before_the_kill_is_told_and_one_that_was_not_is_ta
         longer = {**TURN, "max_tokens": 900}
         with send_and_go(server.url, f"/v1/sessions/{begun}/generate", longer, "two"):
             wait_until(lambda: http.get(f"/v1/sessions/{begun}").json()["state"] == "running")
+            asked = {"model": "tiny-llama", "input": "Hi", "background": True, "ignore_eos": True}
+            lost = http.post("/v1/responses", json=asked).json()
             server.kill()
     with serve_process(tmp_path) as server, httpx.Client(base_url=server.url, timeout=60) as http:
         answer = http.post(path, json=TURN, headers=KEY)
@@ -52,6 +54,8 @@ def test_a_turn_that_was_done_before_the_kill_is_told_and_one_that_was_not_is_ta
         assert answer.json()["usage"]["completion_tokens"] == 24
         assert history(http, done) == expected
         assert history(http, begun) == []
+        failed = http.get(f"/v1/responses/{lost['id']}").json()
+        assert (lost["status"], failed["status"], failed["error"]["code"]) == ("queued", "failed", "server_error")
         for _ in range(2):
             taken = http.post(f"/v1/sessions/{begun}/generate", json=longer, headers={"Idempotency-Key": "two"})
             assert len(taken.json()["token_ids"]) == 900

@@ -42,6 +42,8 @@ def test_an_unknown_field_is_named_on_every_route(http: httpx.Client, path: str)
         ({"store": True}, "store"),
         ({"parallel_tool_calls": False}, "parallel_tool_calls"),  # without tools
         ({"reasoning_effort": "low", "verbosity": "high"}, "reasoning_effort, verbosity"),
+        ({"moderation": {"model": "m", "policy": {"input": {"mode": "score"}}}}, "moderation"),
+        ({"prediction": {"type": "content", "content": "x"}, "prompt_cache_options": {}}, "prediction"),
         ({"messages": [{"role": "user", "content": [CACHED]}]}, "messages.0.content.0.cache_control"),
         ({"response_format": {"type": "text", "strict": True}}, "response_format.strict"),
     ],
@@ -54,7 +56,7 @@ def test_what_has_no_effect_is_named(http: httpx.Client, fields: Any, ignored: s
 @pytest.mark.parametrize(
     ("options", "ignored"),
     [
-        ({"include_usage": True, "mode": 1}, "stream_options.mode"),
+        ({"include_usage": True, "include_obfuscation": True}, "stream_options.include_obfuscation"),
         ({"include_usage": False, "continuous_usage_stats": True}, "stream_options.continuous_usage_stats"),
     ],
 )

@@ -22,10 +22,14 @@ RESPONSE: Any = (
     COMPACT
     | {"max_output_tokens": 16, "background": False, "access_programs": {"cyber": "standard"}, "max_tool_calls": 0}
     | {"include": ["file_search_call.results"], "metadata": {"foo": "bar"}, "parallel_tool_calls": True, "store": True}
-    | {"reasoning": {"effort": "none", "summary": "auto"}, "safety_identifier": "anybody", "user": "anybody"}
+    | {"reasoning": {"effort": "none", "generate_summary": "auto", "context": "auto", "mode": "standard"}}
+    | {"safety_identifier": "anybody", "user": "anybody"}
     | {"text": {"format": {"type": "text"}, "verbosity": "low"}, "tool_choice": "none", "truncation": "auto"}
+    | {"background_options": {"continuation_id": "a"}, "context_management": [{"type": "compaction"}]}
+    | {"moderation": {"model": "model", "policy": {"input": {"mode": "score"}, "output": {"mode": "score"}}}}
     | {"temperature": 1, "top_p": 1, "top_logprobs": 0, "tools": [{**LOOK_UP, "async": True, "defer_loading": True}]}
 )
+BACKGROUND: Any = {**RESPONSE, "background": True}
 EPHEMERAL: Any = {"cache_control": {"type": "ephemeral", "ttl": "5m"}}
 COUNTED: Any = (
     {"model": MODEL, "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi", **EPHEMERAL}]}]}
@@ -37,7 +41,7 @@ COUNTED: Any = (
 MESSAGE: Any = (
     COUNTED
     | {"max_tokens": 8, "metadata": {"user_id": "anybody"}, "service_tier": "auto", "stop_sequences": ["string"]}
-    | {"inference_geo": "us"}
+    | {"inference_geo": "us", "container": "container"}
 )
 SIMPLE: Any = {name: MESSAGE[name] for name in ("model", "max_tokens", "messages")}
 COUNT: Any = {
@@ -105,7 +109,9 @@ Ask = Callable[[Any, Made], Any]
 OPENAI: dict[str, Ask] = {
     "responses.create": lambda sdk, _: [
         sdk.responses.create(**RESPONSE),
-        *sdk.responses.create(**RESPONSE, stream=True),
+        *sdk.responses.create(**RESPONSE, stream=True, stream_options={"include_obfuscation": True}),
+        *sdk.responses.create(**BACKGROUND, stream=True),
+        sdk.responses.retrieve(sdk.responses.create(**BACKGROUND).id),
     ],
     "responses.parse": lambda sdk, _: sdk.responses.parse(**GREEDY, input="Hi"),
     "responses.stream": lambda sdk, _: in_context(sdk.responses.stream(**GREEDY, input="Hi")),
@@ -118,7 +124,10 @@ OPENAI: dict[str, Ask] = {
     "responses.connect": lambda sdk, _: connect(sdk),
     "responses.delete": lambda sdk, made: sdk.responses.delete(made.response) is None,
     "responses.input_tokens.count": lambda sdk, _: sdk.responses.input_tokens.count(**COUNT, personality="friendly"),
-    "responses.input_items.list": lambda sdk, made: [*sdk.responses.input_items.list(made.response, **PAGE)],
+    "responses.input_items.list": lambda sdk, made: (
+        [*sdk.responses.input_items.list(made.response, **PAGE)]
+        and not [*sdk.responses.input_items.list(made.response, limit=0)]
+    ),
     "conversations.create": lambda sdk, made: made.conversation,
     "conversations.retrieve": lambda sdk, made: sdk.conversations.retrieve(made.conversation),
     "conversations.update": lambda sdk, made: sdk.conversations.update(made.conversation, metadata={"a": "b"}),

@@ -149,7 +149,7 @@ def test_the_form_is_any_text_unless_another_is_asked_for(sdk: Any, text: Any) -
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "g"}, "tools": [LOOK_UP]}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
-        ({"background": True}, "background"),
+        ({"background": True, "store": False}, "background"),
         ({"max_output_tokens": 5000}, "max_output_tokens"),
         ({"max_tokens": 5}, "max_tokens"),
         ({"input": "x" * 2000}, "input"),

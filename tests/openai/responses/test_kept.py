@@ -1,6 +1,6 @@
 """Responses that the server keeps: clients read, list, cancel and delete their own, until a session gives way."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
@@ -11,6 +11,8 @@ import openai
 import pytest
 
 from app.domain.errors import NotFound, SessionLimit
+from app.openai.background import BackgroundResponses
+from app.openai.response_events import Event
 from app.openai.response_input import ResponseBody
 from app.openai.response_store import UnstoredConversation
 from app.routers.api_calls import ApiCall
@@ -123,6 +125,52 @@ def test_a_client_that_goes_away_cancels_its_response(sdk: Any) -> None:
         if (status := sdk.responses.retrieve(created.response.id).status) != "in_progress":
             break
     assert status == "cancelled"
+
+
+def test_a_response_in_the_background_goes_on_without_its_client(sdk: Any) -> None:
+    asked = {**GREEDY, "max_output_tokens": 300, "input": "Hello"}
+    in_background = {**asked, "background": True, "stream": True, "extra_headers": {"Idempotency-Key": "background"}}
+    with sdk.responses.create(**in_background) as stream:
+        begun = [next(stream), next(stream)]
+    made = begun[0].response
+    assert ([each.type for each in begun], made.status) == (["response.created", "response.queued"], "queued")
+    rest = [*sdk.responses.retrieve(made.id, stream=True, starting_after=1)]
+    assert (rest[0].type, rest[-1].type) == ("response.in_progress", "response.incomplete")
+    kept = sdk.responses.retrieve(made.id)
+    assert rest[-1].response == kept
+    deltas = [event.delta for event in rest if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == kept.output_text == sdk.responses.create(**asked).output_text
+    for events in (sdk.responses.retrieve(made.id, stream=True), sdk.responses.create(**in_background)):
+        assert [*events] == begun + rest
+    assert [*sdk.responses.retrieve(made.id, stream=True, starting_after=9999)] == rest[-1:]
+    assert sdk.responses.create(**GREEDY, input="And?", previous_response_id=made.id).status == "incomplete"
+
+
+def test_a_response_in_the_background_is_ended_by_its_cancel_alone(sdk: Any) -> None:
+    asked: Any = {**LONG, "background": True, "extra_headers": {"Idempotency-Key": "cancelled"}}
+    made = sdk.responses.create(**asked)
+    assert (made.status, made.background) == ("queued", True)
+    assert sdk.responses.create(**asked) == made
+    assert sdk.responses.retrieve(made.id).status in ("queued", "in_progress")
+    cancelled = [sdk.responses.cancel(made.id) for _ in range(2)]
+    assert cancelled == [sdk.responses.retrieve(made.id)] * 2
+    assert cancelled[0].status == "cancelled"
+    assert [*sdk.responses.retrieve(made.id, stream=True)][-1].response == cancelled[0]
+    sdk.responses.delete(made.id)
+    with pytest.raises(openai.NotFoundError):
+        sdk.responses.retrieve(made.id, stream=True)
+
+
+async def test_events_of_old_responses_are_forgotten_for_new_ones() -> None:
+    async def events() -> AsyncGenerator[Event, None]:
+        yield {"type": "response.created", "response": "x" * 100}
+
+    kept = BackgroundResponses(most_bytes=200)
+    followed = [kept.begin(name, events(), AsyncExitStack()) for name in "abc"]
+    for each in followed:
+        assert [event async for event in each.events(7)] == [event async for event in each.events()]
+    await kept.close()
+    assert [kept.find(name) for name in "abc"] == [None, None, followed[2]]
 
 
 @pytest.fixture(scope="module")

@@ -75,11 +75,11 @@ def test_three_turns_with_a_function(socket: ResponsesConnection, sdk: Any, http
 
 def test_events_are_those_of_a_stream_and_the_first_names_ignored_fields(socket: ResponsesConnection, sdk: Any) -> None:
     streamed = folded(list(sdk.responses.create(**GREEDY, input="Hello", stream=True)))
-    events = ask(socket, **GREEDY, input="Hello", safety_identifier="s", reasoning={"effort": "low"})
+    events = ask(socket, **GREEDY, input="Hello", user="a", reasoning={"effort": "low"}, background=True)
     assert folded(events) == streamed
     assert [event.sequence_number for event in events] == list(range(len(events)))
     named = [getattr(event, "ignored_fields", None) for event in events]
-    assert named == ["safety_identifier, reasoning"] + [None] * (len(events) - 1)
+    assert named == ["background, reasoning"] + [None] * (len(events) - 1)
 
 
 def test_query_parameters_of_the_handshake_are_named_too(sdk: Any) -> None:
