@@ -79,8 +79,11 @@ report: folder   ## every experiment small, in a quarter of an hour: report/inde
 test: model      ## run the tests
 	$(PYTEST) $(CORES)
 
+# CI has made it by then, beside lint.
+RELEASE ?= release
+
 # Playwright runs an event loop in each of its processes, and the tests of wheels share one environment in their order.
-test-all: setup-dev model release  ## all that CI runs, next to lint and docs: twenty minutes
+test-all: setup-dev model $(RELEASE)  ## all that CI runs, next to lint and docs: twenty minutes
 	$(PYTEST) -m "not wheel and not browser and not agents" --hypothesis-profile full $(CORES)
 	$(PYTEST) -m browser tests/browser $(CORES)
 	$(MAKE) --jobs 2 --output-sync=line wheel-tests bench-kernels-small soak-short

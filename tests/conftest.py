@@ -20,7 +20,7 @@ from tests.processes import address_of_forks, forking, use_forks_of
 from tests.waiting import wait_until
 
 # On a busy machine any example can take long; `timeout` ends one that hangs.
-settings.register_profile("full", deadline=None, max_examples=60)
+settings.register_profile("full", deadline=None, max_examples=30)
 settings.register_profile("quick", deadline=None, max_examples=20)
 settings.load_profile("quick")
 

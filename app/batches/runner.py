@@ -170,8 +170,9 @@ class Batches(Jobs[Batch, _Kept]):
             kept.ending = "cancelled" if self._cancels[kept.job.id].is_set() else "expired"
             why = "the batch was cancelled" if kept.ending == "cancelled" else "the completion window expired"
             error = {"code": f"batch_{kept.ending}", "message": f"This request could not be executed before {why}."}
-            async for custom_id, _ in self._left(kept, done):
-                await self._write(errors, custom_id, response=None, error=error)
+            async with aclosing(self._left(kept, done)) as left:
+                async for custom_id, _ in left:
+                    await self._write(errors, custom_id, response=None, error=error)
 
     def _count(self, kept: _Kept, **counts: int) -> None:
         new = kept.job.request_counts.model_copy(update=counts)

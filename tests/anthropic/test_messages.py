@@ -237,15 +237,6 @@ def test_a_tool_that_a_search_finds_leaves_the_prompt_before_it_as_it_was(http: 
     assert ask([late, TOOL])[1] == "tools.0.defer_loading"
 
 
-def test_the_model_is_listed_as_the_sdk_reads_it(sdk: anthropic.Anthropic, http: httpx.Client) -> None:
-    page = sdk.models.list(limit=20)
-    [model] = page
-    assert (model.type, model.id, model.display_name, page.has_more) == ("model", MODEL, MODEL, False)
-    assert (page.first_id, page.last_id) == (MODEL, MODEL)
-    assert model.created_at.timestamp() == http.get(f"/v1/models/{MODEL}").json()["created"]
-    assert sdk.models.retrieve(MODEL) == model
-
-
 # From the messages of a call to a chat as templates read it.
 
 

@@ -18,7 +18,7 @@ from app.domain.values import (
 )
 from app.engine_process.executor import Deliver, EngineExecutor
 from app.engine_process.turn import SLICE, TokenRun, Turn
-from app.messages import Back, Done, Fork, Inspect, Lost, Notice, Submit, Token, TurnEvent, TurnFinished
+from app.messages import Done, Fork, Inspect, Lost, Notice, Submit, Token, TurnEvent, TurnFinished
 from app.routers.dependencies import Services
 from tests.bridge.engines import DyingEngine, TalkingEngine, app_of
 from tests.others import turns_of_others
@@ -118,32 +118,6 @@ async def test_a_turn_that_a_command_has_brought_does_not_outlive_the_engine(inf
     await executor.stop()
 
 
-async def test_sessions_that_no_engine_opens_are_a_failure_and_no_restart_for_ever(info: ModelInfo) -> None:
-    executor, deliver = await talking(info)
-    refusals = [EngineError("the command failed"), None]
-    tried = asyncio.Event()
-
-    async def reopen() -> None:
-        tried.set()
-        refusal = refusals.pop(0)
-        if refusal is not None:
-            raise refusal
-
-    async def lose_and_come_back() -> None:
-        tried.clear()
-        deliver([Lost("it was ended by SIGKILL"), Back()])
-        await asyncio.wait_for(tried.wait(), 5)
-        await asyncio.sleep(0)
-
-    executor.on_back(reopen)
-    await lose_and_come_back()
-    with pytest.raises(EngineError, match="the command failed"):
-        executor.check()
-    await lose_and_come_back()  # another engine may do
-    executor.check()
-    await executor.stop()
-
-
 async def test_an_engine_that_is_lost_for_good_is_no_restart_for_ever(
     info: ModelInfo, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -192,14 +166,3 @@ async def test_many_tokens_come_in_slices_and_in_order() -> None:
 
 async def test_others_run_between_two_slices() -> None:
     assert await turns_of_others(read(ended(10 * SLICE))) >= 9
-
-
-async def test_a_reader_that_leaves_leaves_the_rest() -> None:
-    turn = ended(3 * SLICE)
-    await anext(turn)
-    reading = asyncio.ensure_future(anext(turn))
-    await asyncio.sleep(0)
-    reading.cancel()
-    await asyncio.wait([reading])
-    assert [found.token_id for found in turn.unread_logprobs] == list(range(SLICE, 3 * SLICE))
-    assert [token for run in await read(turn) for token in run.token_ids] == list(range(SLICE, 3 * SLICE))

@@ -133,8 +133,7 @@ def followed(servers: Pair) -> float:
     return sum(found)
 
 
-@pytest.mark.parametrize("at", ["a", "b"])
-@pytest.mark.parametrize("make", [lambda: Chat("mine"), Chain, lambda: Chain("ours")])
+@pytest.mark.parametrize(("make", "at"), [(lambda: Chat("mine"), "a"), (Chain, "b"), (lambda: Chain("ours"), "a")])
 def test_each_turn_follows_its_session(tmp_path: Path, server_url: str, make: Callable[[], Talk], at: str) -> None:
     with pair(tmp_path) as servers, sdk(servers.urls[at]) as client, sdk(server_url) as alone:
         talk, stays = make(), make()

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from app.cli import _parser
 from app.gpu.kernels.cpu.compile import kernel_folder
 from docs.site.pages import ROOT
 from loadgen.cli import make_parser
+from tests.cluster.pair import free_port
 from tests.docs.blocks import FOLLOWED, Block, blocks_of, is_run, pages
 from tests.openai.reference import save_tiny_model
 
@@ -157,7 +157,7 @@ esac
 
 def follow(commands: str, folder: Path, model: Path, timeout_s: float) -> str:
     """Run a script in an empty `folder`; returns what it printed. If a command fails, an `AssertionError` has that."""
-    port = _free_port()
+    port = free_port()
     tools = folder / ".venv/bin"
     tools.mkdir(parents=True)
     for name, text in {"djinn": DJINN, "python": '#!/usr/bin/env bash\nexec "$PYTHON" "$@"\n'}.items():
@@ -225,13 +225,6 @@ def _smaller(line: str) -> str:
         return line
     short = " ".join([found[1], *re.findall(r"--target \S+", line), SMALLER[found[2]]])
     return short if "=http" in line else f"once {short}"
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 TIMEOUT_S = 600

@@ -1,10 +1,7 @@
-"""Histories, positions, ids and nested texts."""
+"""Ids and nested texts."""
 
 import json
-import os.path
 import time
-from array import array
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,56 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.domain.homes import home_of, home_of_response, new_response_id, new_session_id
-from app.domain.positions import Runs, clip_runs, count, join, multiples, positions_of, runs_of
 from app.domain.text import MAX_NESTING, has_more_values, is_nested_too_deep
-from app.domain.values import common_prefix
 from app.logs import session_of
-
-TOKENS = st.lists(st.integers(0, 2), max_size=12)
-
-
-@given(a=TOKENS, b=TOKENS)
-def test_common_prefix_is_pythons(a: list[int], b: list[int]) -> None:
-    expected = len(os.path.commonprefix([a, b]))  # noqa: RUF071 (of lists)
-    assert common_prefix(array("I", a), array("I", b)) == expected
-    assert common_prefix(tuple(a), tuple(b)) == expected
-
-
-PLACES = st.integers(0, 40)
-SETS = st.sets(PLACES, max_size=12)
-
-
-def are_runs(runs: Runs) -> bool:
-    """Whether every run has what its comment promises, and they follow each other."""
-    ends = all(run.end == run.positions[-1] + 1 and (run.step == 1 or len(run.positions) > 1) for run in runs)
-    return ends and all(before.end <= after.first for before, after in pairwise(runs))
-
-
-@given(chosen=SETS, first=PLACES, end=PLACES)
-def test_a_part_has_the_positions_that_lie_in_it(chosen: set[int], first: int, end: int) -> None:
-    runs = runs_of(sorted(chosen))
-    part = clip_runs(runs, first, end)
-    assert are_runs(runs)
-    assert are_runs(part)
-    assert list(positions_of(part)) == [each for each in sorted(chosen) if first <= each < end]
-    assert count(part) == len(list(positions_of(part)))
-
-
-@given(one=st.sets(PLACES, min_size=1), other=st.sets(PLACES, min_size=1))
-def test_runs_join_behind_each_other(one: set[int], other: set[int]) -> None:
-    behind = [max(one) + 1 + each for each in sorted(other)]
-    joined = join(runs_of(sorted(one)), runs_of(behind))
-    assert are_runs(joined)
-    assert list(positions_of(joined)) == [*sorted(one), *behind]
-
-
-@given(step=st.integers(1, 50), first=PLACES, end=PLACES)
-def test_multiples_are_one_run_however_many_there_are(step: int, first: int, end: int) -> None:
-    runs = multiples(step, first, end)
-    assert are_runs(runs)
-    assert len(runs) <= 1
-    assert list(positions_of(runs)) == [each for each in range(first, end) if each % step == 0]
-    assert runs_of(positions_of(runs)) == runs
 
 
 @pytest.mark.parametrize("replica", [None, "a", "replica10", "z" * 16])

@@ -63,11 +63,11 @@ class Served:
         return driver
 
 
-OFTEN = ("qwen3_next", "falcon_h1, both in a layer", "jamba")
-CASES = [*OFTEN, *(pytest.param(case, marks=pytest.mark.long) for case in FOLDING if case not in OFTEN)]
+OFTEN = ("qwen3_next", "falcon_h1, both in a layer", "mamba2")
+"""One of each kind: layers that fold beside others that attend, both in each layer, and no attention."""
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=OFTEN)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
     return Served(request.param, tmp_path_factory.mktemp("model"))
 
@@ -160,7 +160,7 @@ class Life:
         self.histories[self.driver.fork_idle(parent)] = list(self.histories[parent])
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 4))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 @torch.inference_mode()
 def test_tokens_are_those_of_transformers_whatever_becomes_of_a_session(
     served: Served, seed: int, tmp_path: Path
@@ -173,11 +173,13 @@ def test_tokens_are_those_of_transformers_whatever_becomes_of_a_session(
     [
         "bloom",
         "gemma3n, several streams",
-        *(pytest.param(case, marks=pytest.mark.long) for case in (*BY_ROWS, "gemma4, embeddings of each layer")),
+        *(pytest.param(case, marks=pytest.mark.long) for case in BY_ROWS if case != "bloom"),
+        *(pytest.param(case, marks=pytest.mark.long) for case in FOLDING if case not in OFTEN),
+        pytest.param("gemma4, embeddings of each layer", marks=pytest.mark.long),
     ],
 )
 @torch.inference_mode()
-def test_so_they_are_of_modules_that_attend_by_themselves_or_share_what_they_keep(case: str, tmp_path: Path) -> None:
+def test_so_they_are_of_other_families_and_of_modules_that_attend_by_themselves(case: str, tmp_path: Path) -> None:
     (tmp_path / "kv").mkdir()
     served = Served(case, tmp_path)
     Life(served, served.make(tmp_path / "kv"), 0).live(15)
@@ -232,34 +234,6 @@ def test_a_pause_after_any_layer_changes_no_token_of_any_row(served: Served) -> 
             assert turn.tokens == served.greedy(tuple(new), 5)
         paths = [row.path for plan in driver.plans for row in plan.rows if row.turn.ticket in turns[-1].tickets]
         assert all(path.lo == layer + 1 for path in paths if not path.pauses), "a pass goes on where it has paused"
-
-
-@torch.inference_mode()
-def test_a_pass_that_is_cancelled_half_way_up_leaves_the_state_from_before(served: Served, tmp_path: Path) -> None:
-    driver, history, chance = served.make(tmp_path, contexts=8), list[int](), random.Random(12)
-    session = driver.open()
-    talk(served, driver, session, history, prompt(chance, 11))
-    pool, sequence = driver.runner.pool, driver.sequence(session)
-    before = pool.read_states(torch.tensor([sequence.blocks[-pool.state_blocks :]]))
-    for phase in (Phase.READY, Phase.IO_WAIT, Phase.IDLE):
-        driver.arm(session, 1)
-        turn = driver.turn(session, new := prompt(chance, 9), 5)
-        history += new
-        driver.signal(session, phase)
-        assert driver.cancel(turn) == len(history)
-        driver.signal(session, Phase.READY)
-        driver.disarm(session)
-        assert torch.equal(pool.read_states(torch.tensor([sequence.blocks[-pool.state_blocks :]])), before)
-    talk(served, driver, session, history, prompt(chance, 2))
-
-
-@torch.inference_mode()
-def test_a_session_begins_with_nothing_that_others_have_left(served: Served) -> None:
-    driver, chance = served.make(contexts=1), random.Random(8)
-    for length in (30, 30, 30, 1):
-        session = driver.open()
-        talk(served, driver, session, [], prompt(chance, length))
-        driver.close(session)
 
 
 @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""The message queue of an engine: order, ends and waiting."""
+"""The message queue of an engine: its end, and many threads."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -24,25 +24,6 @@ def number_of(message: Message) -> int:
     return message.number
 
 
-def test_messages_keep_their_order_however_they_are_taken() -> None:
-    messages = filled(1, 2)
-    messages.wait(None)
-    messages.put(Moved(3))
-    messages.drain()
-    assert handed_out(messages) == [1, 2, 3]
-    assert messages.is_empty
-
-
-def test_what_has_not_been_taken_is_not_handed_out() -> None:
-    messages = filled(1)
-    assert not messages.is_empty
-    assert handed_out(messages) == []
-    messages.drain()
-    assert not messages.is_empty
-    messages.wait(None)  # forever, if it looked at the queue
-    assert handed_out(messages) == [1]
-
-
 def test_nothing_that_comes_after_the_close_is_taken() -> None:
     messages = filled(1, 2)
     messages.close()
@@ -52,14 +33,6 @@ def test_nothing_that_comes_after_the_close_is_taken() -> None:
         messages.drain()
         assert messages.closed
     assert handed_out(messages) == [1, 2]
-
-
-def test_handing_out_stops_at_the_first_unwanted_and_keeps_it() -> None:
-    messages = filled(1, 2, 3, 4, 5)
-    messages.drain()
-    before_three = [number_of(message) for message in messages.take_while(lambda found: number_of(found) != 3)]
-    assert before_three == [1, 2]
-    assert handed_out(messages) == [3, 4, 5], "those behind it waited with it"
 
 
 def test_no_message_of_many_threads_is_lost_and_each_thread_keeps_its_order() -> None:

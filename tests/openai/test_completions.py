@@ -88,11 +88,6 @@ def test_text_offsets_point_at_the_tokens(sdk: Any) -> None:
             assert text[offset:].lstrip("\N{REPLACEMENT CHARACTER}").startswith(token)
 
 
-def test_a_single_token_can_be_echoed(sdk: Any) -> None:
-    answer = sdk.completions.create(model=MODEL, prompt=[65], echo=True, logprobs=1, max_tokens=0)
-    assert (answer.choices[0].text, logprobs_of(answer).token_logprobs) == ("A", [None])
-
-
 @pytest.mark.parametrize(("max_tokens", "text"), [(1, "a€"), (0, "a\N{REPLACEMENT CHARACTER}")])
 def test_an_echo_has_a_character_whole_that_the_prompt_begins(sdk: Any, max_tokens: int, text: str) -> None:
     bias = {"172": 100}  # the last byte of the euro sign

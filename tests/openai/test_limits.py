@@ -129,17 +129,3 @@ def test_a_bound_session_outlives_its_client(http: httpx.Client) -> None:
     view = http.get(f"/v1/sessions/{session}").json()
     assert view["state"] == "idle"
     assert 2 < view["tokens"] < 1000
-
-
-def test_grammars_of_clients_that_have_gone_are_not_compiled(http: httpx.Client) -> None:
-    def constrained(regex: str, timeout: float = 60) -> httpx.Response:
-        body = {**ASKED, "prompt": "x", "max_tokens": 4, "structured_outputs": {"regex": regex}}
-        return http.post(PATH, json=body, timeout=timeout)
-
-    one = constrained("x((b{100}){100}){100}").elapsed  # its automaton is refused once it is built
-    for number in range(12):
-        with pytest.raises(httpx.ReadTimeout):
-            constrained(f"{number}((b{{100}}){{100}}){{100}}", timeout=0.05)
-    answer = constrained("abc")
-    assert answer.json()["choices"][0]["text"] == "abc"
-    assert answer.elapsed < 6 * one

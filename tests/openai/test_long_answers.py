@@ -1,28 +1,21 @@
 """Long answers, many prompts and many log-probabilities: others have turns meanwhile, and memory is not wasted."""
 
-import asyncio
 import time
 import tracemalloc
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import orjson
 
-from app.domain.values import NEUTRAL, FinishReason, SamplingParams, StopRule, Ticket, TokenLogprobs, TurnUsage
+from app.domain.values import NEUTRAL, FinishReason, Ticket, TokenLogprobs, TurnUsage
 from app.messages import PromptScored, TurnFinished
-from app.openai.answers import whole_json
-from app.openai.choices import STARTED_AT_ONCE, Choices
-from app.openai.completions import CompletionChunkWriter, Echo, whole_continuation
+from app.openai.completions import CompletionChunkWriter, Echo
 from app.openai.logprobs import SLICE
 from app.openai.response import ResponseObject
 from app.openai.response_events import ResponseWriter
 from app.openai.response_input import ResponseBody
 from app.openai.response_items import to_json
-from app.sessions.turns import TurnRequest
-from app.text.generation import TextChunk, TextRule
+from app.text.generation import TextChunk
 from app.tools.reader import Answer
 from tests.openai.conftest import MODEL
 from tests.openai.responses.asking import GREEDY, LOOK_UP
@@ -61,48 +54,6 @@ async def echo_entries() -> list[dict[str, Any]]:
 
 async def test_others_run_while_an_echo_is_written() -> None:
     assert await turns_of_others(echo_entries()) >= TOKENS // SLICE - 1
-
-
-async def test_a_whole_answer_has_each_list_in_one_piece() -> None:
-    entries = await echo_entries()
-    entries[-1]["finish_reason"] = "length"
-    answer = orjson.loads(await whole_json({"id": "a"}, [whole_continuation(0, entries, token_ids=False)], usage=None))
-    [choice] = answer["choices"]
-    logprobs = choice["logprobs"]
-    assert logprobs.keys() == {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
-    assert {len(each) for each in logprobs.values()} == {TOKENS + 1}
-    assert choice["text"] == "w1 " * TOKENS + "w3 "
-    assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
-    assert logprobs["top_logprobs"][-1] == {f"w{token_id} ": logprob for token_id, logprob in TOP}
-    assert logprobs["text_offset"][-1] == 3 * TOKENS
-
-
-async def test_many_choices_are_written_one_by_one() -> None:
-    choices = [{"index": index} for index in range(8)]
-    assert await turns_of_others(whole_json({}, choices)) >= 8
-
-
-async def silence() -> AsyncIterator[object]:
-    """A turn without news."""
-    await asyncio.Event().wait()
-    yield None
-
-
-async def test_others_run_while_a_call_with_many_prompts_begins() -> None:
-    begun: list[AsyncIterator[object]] = []
-
-    def start(*given: object) -> AsyncIterator[object]:
-        begun.append(silence())
-        return begun[-1]
-
-    registry: Any = SimpleNamespace(turns=SimpleNamespace(start=start))
-    session: Any = nullcontext()
-    request = TurnRequest([1], SamplingParams(seed=1), StopRule(1), TextRule())
-    charges: Any = [None] * 8 * STARTED_AT_ONCE
-    async with AsyncExitStack() as cleanup:
-        choices = Choices(registry, [request] * len(charges), 1, charges, lambda: session, cleanup)
-        assert await turns_of_others(choices.start()) >= 7
-    assert len(begun) == len(charges)
 
 
 SCORED: Any = {**GREEDY, "input": "Hello", "top_logprobs": 2}
@@ -152,14 +103,6 @@ def test_a_kept_response_takes_as_much_memory_as_its_json() -> None:
     finally:
         tracemalloc.stop()
     assert after - before < 1.2 * len(to_json(response))
-
-
-def test_a_cancelled_response_has_those_of_its_tokens() -> None:
-    made = writer()
-    write(made)
-    made.cancel()
-    text = orjson.loads(to_json(made.response))["output"][0]["content"][0]
-    assert len(text["logprobs"]) == TOKENS
 
 
 def test_events_and_the_whole_say_the_same(sdk: Any, http: httpx.Client) -> None:

@@ -55,6 +55,9 @@ PAGE: Any = {"limit": 1, "order": "asc"}
 class Made:
     """What a test asks about, made when it does."""
 
+    max_tokens = 2
+    """Of the line of a batch."""
+
     def __init__(self, sdk: Any) -> None:
         self._sdk = sdk
 
@@ -73,7 +76,7 @@ class Made:
 
     @cached_property
     def file(self) -> str:
-        body = {"model": MODEL, "prompt": "Hi", "max_tokens": 2}
+        body = {"model": MODEL, "prompt": "Hi", "max_tokens": self.max_tokens, "ignore_eos": True}
         line = json.dumps({"custom_id": "0", "method": "POST", "url": "/v1/completions", "body": body}).encode()
         expires: Any = {"anchor": "created_at", "seconds": 3600}
         return str(self._sdk.files.create(file=line, purpose="batch", expires_after=expires).id)
@@ -92,6 +95,11 @@ def in_context(manager: Any) -> list[Any]:
 def cancel(sdk: Any) -> Any:
     with sdk.responses.create(**LONG, stream=True) as stream:
         return sdk.responses.cancel(next(iter(stream)).response.id)
+
+
+def cancel_batch(sdk: Any, made: Made) -> Any:
+    made.max_tokens = 900  # it must not be over before
+    return sdk.batches.cancel(made.batch)
 
 
 def compact(sdk: Any, response: str) -> Any:
@@ -146,7 +154,7 @@ OPENAI: dict[str, Ask] = {
     "batches.create": lambda sdk, made: made.batch,
     "batches.list": lambda sdk, made: made.batch and next(iter(sdk.batches.list(limit=1))),
     "batches.retrieve": lambda sdk, made: sdk.batches.retrieve(made.batch),
-    "batches.cancel": lambda sdk, made: sdk.batches.cancel(made.batch),
+    "batches.cancel": cancel_batch,
     # By itself the SDK asks for base64, which its types do not have.
     "embeddings.create": lambda sdk, _: sdk.embeddings.create(model=MODEL, input="Hi", encoding_format="float"),
 }

@@ -192,13 +192,3 @@ def test_a_call_of_any_tool_follows_the_thoughts_of_a_response(sdk: Any, tool: A
         again = sdk.responses.create(model=MODEL, input=[*history, output], max_output_tokens=1)
         sizes.append(again.usage.input_tokens)
     assert sizes[0] - sizes[1] == len(whole.output[0].content[0].text.encode()) + 2
-
-
-def test_text_that_is_held_back_after_thoughts_keeps_its_own_log_probabilities(sdk: Any) -> None:
-    extra = {"thinking_budget": BUDGET, "logit_bias": {str(ord("<")): 100}}
-    asked = {"model": MODEL, "input": "x", "tools": [{"type": "function", "name": "f"}], "top_logprobs": 0}
-    whole = sdk.responses.create(**asked, max_output_tokens=BUDGET + 1 + 3, extra_body=extra)
-    thinking, message = whole.output
-    (part,) = message.content
-    assert thinking.content[0].text == "<" * BUDGET
-    assert (part.text, [entry.token for entry in part.logprobs]) == ("<<<"[: len(part.text)], ["<"] * 3)

@@ -20,7 +20,6 @@ from tests.serving import serve
 from tests.tool_schemas import ENDS, PLACE, SCHEMAS, ZONE
 
 CHAT: Any = [{"role": "user", "content": "Which?"}]
-OPEN = {key: value for key, value in ZONE.items() if key != "additionalProperties"}
 NOW: Any = {"type": "function", "function": {"name": "now"}}
 
 
@@ -51,12 +50,6 @@ def check_calls(message: ChatCompletionMessage) -> list[str]:
 def openai_url(roomy_url: str) -> str:
     """The server whose model has room for tools."""
     return roomy_url
-
-
-@pytest.mark.parametrize("max_tokens", [3, 20])
-def test_a_required_call_that_is_cut_is_no_text(sdk: Any, max_tokens: int) -> None:
-    [choice] = sdk.chat.completions.create(**{**CALL, "max_tokens": max_tokens}, tool_choice="required").choices
-    assert (choice.finish_reason, choice.message.content or "") == ("length", "")
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -139,17 +132,6 @@ def test_a_keyword_that_no_grammar_holds_is_named_where_a_call_is_held(http: htt
     answer = http.post(f"/v1/{path}", json={**body, "tool_choice": held}).raise_for_status()
     assert f"tools.0.{field}.properties.a.uniqueItems" in answer.headers["X-Djinn-Ignored"].split(", ")
     assert "uniqueItems" not in http.post(f"/v1/{path}", json=body).headers.get("X-Djinn-Ignored", "")
-
-
-@pytest.mark.parametrize("parameters", [None, {"type": "object", "properties": {}}, OPEN], ids=str)
-def test_a_call_has_no_argument_that_its_schema_does_not_name(sdk: Any, parameters: Any) -> None:
-    """A model of random weights would add keys until its tokens run out."""
-    tools: Any = [
-        {"type": "function", "function": {"name": "now"} | ({"parameters": parameters} if parameters else {})}
-    ]
-    [choice] = sdk.chat.completions.create(**{**CALL, "tools": tools}, tool_choice=NOW).choices
-    [call] = choice.message.tool_calls
-    assert json.loads(call.function.arguments).keys() == {*(parameters or {}).get("properties", ())}
 
 
 def test_every_choice_has_calls_of_its_own_with_logprobs_of_all_tokens(sdk: Any) -> None:
@@ -276,13 +258,6 @@ def test_the_forms_of_vllm(sdk: Any, form: dict[str, Any], pattern: str) -> None
     )
     assert re.fullmatch(pattern, completion.choices[0].text)
     assert completion.choices[0].finish_reason == "stop"
-
-
-def test_too_few_tokens_end_the_answer_as_length(sdk: Any) -> None:
-    answer = sdk.chat.completions.create(
-        model=MODEL, messages=CHAT, max_tokens=5, extra_body={"structured_outputs": {"regex": "a{30}"}}
-    )
-    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("aaaaa", "length")
 
 
 def test_a_grammar_that_takes_long_to_compile_stalls_no_other_call(sdk: Any) -> None:

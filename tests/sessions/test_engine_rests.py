@@ -144,14 +144,6 @@ async def test_a_map_is_whole_and_its_slices_are_small(seconds: float) -> None:
     assert engine.open == set()
 
 
-async def test_maps_of_several_tenants_share_that_time() -> None:
-    engine = Engine()
-    maps = maps_of(engine, busy=True)
-    await asyncio.gather(*(maps.lens_map(session(name, name), ALL, None, LensAsk(1)) for name in "ab"))
-    engine.assert_rested(whitebox.SHARE)
-    assert sorted(engine.sessions[:8]) == list("aaaabbbb")
-
-
 async def test_a_tenant_has_one_map_at_a_time() -> None:
     engine = Engine()
     maps = maps_of(engine, busy=False)

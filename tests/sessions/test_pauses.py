@@ -36,7 +36,6 @@ from tests.pausing import (
     EACH_TOKEN,
     PROMPT,
     PROMPT_END,
-    TOKENS,
     assert_same,
     finish,
     paused,
@@ -162,22 +161,6 @@ async def test_a_forks_pause_has_a_time_of_its_own(registry: SessionRegistry) ->
     await until(lambda: parent.state is SessionState.IDLE)
     assert child.state is SessionState.PAUSED
     await until(lambda: child.state is SessionState.IDLE)
-
-
-async def test_a_fork_of_a_paused_session_is_paused_in_the_same_place(registry: SessionRegistry) -> None:
-    expected = await whole(registry, logprobs=1)
-    parent, reader = await paused(registry, logprobs=1)
-    registry.pauses.resume(parent, NEXT_BREAKPOINT)
-    await read(reader)
-    child = await registry.fork(parent)
-    assert (child.history, child.breakpoints, child.metadata) == (parent.history, parent.breakpoints, {"a": "b"})
-    for session in (parent, child):
-        reader = registry.pauses.resume(session, NEXT_BREAKPOINT)
-        end = await finish(registry, session, reader)
-        assert end.usage.completion_tokens == TOKENS
-        assert_same(reader, expected)
-        await registry.close(session)
-    await assert_nothing_is_held(registry)
 
 
 @pytest.mark.parametrize("way", ["fork", "import"])

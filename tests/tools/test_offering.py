@@ -93,16 +93,6 @@ def test_calls_of_another_form_are_for_the_template_alone(calls: Any) -> None:
     assert "x" in support(CHATML).chat_text([message], [])
 
 
-@ALL_FORMATS
-def test_an_answer_that_is_cut_keeps_the_beginning_of_a_marker_that_is_one_token(form: ToolFormat) -> None:
-    model = ToolSupport(tokens("{{ messages }}", *form.markers, *form.begins), form.name)
-    text = f"a {(form.marker or '<')[0]}"
-    answer = model.answer(USE, has_form=False)
-    end = TurnFinished(Ticket(1), FinishReason.LENGTH, TurnUsage(1, 0, 9, 0), 10)
-    said = [piece for item in (TextChunk(text), end) for piece in answer.pieces(item)]
-    assert "".join(piece.text for piece in said if isinstance(piece, Content)) == text
-
-
 @pytest.mark.parametrize("template", [CHATML, ALTERNATING])
 def test_another_template_gets_them_as_text(template: str) -> None:
     foreign = support(template)
@@ -204,21 +194,6 @@ def test_a_marker_that_is_a_special_token_is_written_with_it() -> None:
     assert not matcher.is_error(), matcher.get_error()
     assert matcher.try_consume_tokens([marker, *text.encode()]) == 1 + len(text)
     assert not takes(grammar, MISTRAL.marker + text)
-
-
-@pytest.mark.parametrize(
-    ("use", "held"),
-    [
-        (ToolUse(), False),
-        (ToolUse((ADD, FIND), ToolMode.AUTO, NAMES), False),
-        (ToolUse((ADD, FIND), ToolMode.AUTO, frozenset({"add"})), True),
-        (ToolUse((ADD, FIND), ToolMode.AUTO, NAMES, parallel=False), True),
-        (ToolUse((ADD, FIND), ToolMode.REQUIRED, NAMES), True),
-        (ToolUse((Tool("add", strict=True),), ToolMode.AUTO, frozenset({"add"})), True),
-    ],
-)
-def test_a_grammar_only_where_the_model_could_do_what_is_not_allowed(use: ToolUse, held: bool) -> None:
-    assert use.is_held is held
 
 
 def test_what_would_be_read_as_a_call_is_no_text() -> None:

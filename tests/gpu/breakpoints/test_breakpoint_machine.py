@@ -24,7 +24,7 @@ from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, make_tiny
 from tests.gpu.breakpoints.breaking_oracle import change_of, hooked, within
 from tests.gpu.forward.recording import FakeRecorder, PaddedAttention, with_attention
 
-# Hypothesis runs a hundred examples, however slow the machine.
+# Hypothesis runs all examples, however slow the machine.
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("one_thread")]
 
 LAYERS = 2

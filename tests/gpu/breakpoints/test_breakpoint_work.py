@@ -58,22 +58,6 @@ def test_sessions_that_want_more_than_a_step_take_turns_and_others_have_every_st
     assert plain.tokens == greedy(tiny_llama.oracle, SHORT, 60)
 
 
-@pytest.mark.parametrize(("pauses", "part"), [(False, 16), (True, 64)])
-def test_a_prompt_that_only_captures_has_the_parts_of_a_crowded_step(
-    tiny_llama: TinyModel, pauses: bool, part: int
-) -> None:
-    """Whether others have turns or not. One that may pause has whole steps."""
-    driver = BreakDriver(tiny_llama.engine(max_step_tokens=64))
-    driver.scheduler.fairness.prompt_tokens = 32
-    session = driver.open_armed(1, action=Action.CAPTURE)
-    if pauses:
-        driver.arm(session, 3, when=When(token_id=500))  # never
-    turn = driver.turn(session, LONG, 3)
-    assert max(row.length for plan in driver.plans for row in plan.rows) == part
-    assert len(driver.captures(session).records[0].positions) == part
-    assert turn.tokens == greedy(tiny_llama.oracle, LONG, 3)
-
-
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_prompt_that_wants_more_than_a_step_comes_in_shorter_parts(tiny_llama: TinyModel, every: int) -> None:
     driver = BreakDriver(tiny_llama.engine(max_step_tokens=128))

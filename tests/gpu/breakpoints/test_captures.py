@@ -11,13 +11,12 @@ from torch import Tensor
 
 from app.domain.activations import ActivationMap, ActivationNorms, LensAsk, LensRows, PausedTurn
 from app.domain.breakpoints import ALL, LAST, Action, Edit, EditOp, Pass, Positions, When
-from app.domain.errors import ActivationsFull, WrongState
+from app.domain.errors import ActivationsFull
 from app.domain.points import Point
 from app.domain.values import KVPolicy, SessionId
 from app.messages import (
     Attribute,
     ClearCaptures,
-    CloseMap,
     Export,
     Fork,
     Import,
@@ -48,26 +47,6 @@ def driver(tiny_gpt2: TinyModel) -> BreakDriver:
 
 def capturing(driver: BreakDriver, *layers: int) -> SessionId:
     return driver.open_armed(*layers, action=Action.CAPTURE)
-
-
-def test_captures_of_a_turn_that_pauses_are_recorded_once_and_cleared(driver: BreakDriver) -> None:
-    session = capturing(driver, 5)
-    driver.arm(session, 3, 5, 7)
-    driver.run(driver.begin(session, START, 3))
-    assert [r.positions for r in driver.captures(session).records] == [tuple(range(11)), (11,), (12,)]
-    driver.do(ClearCaptures(driver.ticket(), session))
-    assert driver.captures(session).records == ()
-    driver.run(driver.begin(session, [4], 1))
-    assert len(driver.captures(session).records) == 1
-
-
-def test_captures_have_the_chosen_positions_alone(driver: BreakDriver, tiny_gpt2: TinyModel) -> None:
-    start, chosen = [5, 9, 5, 5, 7, 8, 5], [0, 2, 3, 6]
-    session = driver.open_armed(3, action=Action.CAPTURE, when=When(Pass.PREFILL, token_id=5))
-    driver.turn(session, start, 1)
-    [record] = driver.captures(session).records
-    assert list(record.positions) == chosen
-    assert_close(tensor_of(record.tensor), boundaries(tiny_gpt2.oracle, start)[4][chosen])
 
 
 def test_what_finds_no_room_is_counted(driver: BreakDriver, tiny_gpt2: TinyModel) -> None:
@@ -214,19 +193,6 @@ def test_a_paused_layer_is_read_as_it_was_edited(driver: BreakDriver) -> None:
     assert lens(driver, session, 7, 14, 2).rows == single.rows
 
 
-def test_what_was_kept_when_the_map_was_opened_is_read(driver: BreakDriver) -> None:
-    session = capturing(driver, 2, 4)
-    driver.turn(session, START, 1)
-    found = open_map(driver, session)
-    before = lens(driver, session, 0, found.count).rows
-    driver.do(ClearCaptures(driver.ticket(), session))
-    driver.turn(session, [4, 5], 2)
-    assert lens(driver, session, 0, found.count).rows == before
-    driver.do(CloseMap(driver.ticket(), session))
-    with pytest.raises(WrongState, match="no map"):
-        lens(driver, session, 0, 1)
-
-
 def test_what_a_rewind_has_cut_off_is_not_on_the_map(driver: BreakDriver, tiny_gpt2: TinyModel) -> None:
     """Not even where the new history has the same token at the same position."""
     session = capturing(driver, 6)
@@ -290,14 +256,6 @@ def test_captures_of_all_sessions_share_the_room_and_turns_go_on_without(tiny_ll
     for number in range(2):
         driver.turn(sessions[2], prompt(7 + number, len(START)), 1)
     assert len(driver.captures(sessions[2]).records) == 2
-
-
-def test_a_turn_that_pauses_again_needs_no_more_room(tiny_llama: TinyModel) -> None:
-    driver = driver_with(tiny_llama, len(START))
-    session = driver.open_armed(0, 1, 2)
-    turn = driver.begin(session, START, COUNT)
-    assert len(driver.run(turn)) == 3 * COUNT
-    assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT)
 
 
 def test_a_tenant_leaves_as_much_as_it_takes(tiny_llama: TinyModel) -> None:

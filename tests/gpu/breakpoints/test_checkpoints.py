@@ -6,8 +6,6 @@ from torch import Tensor
 
 from app.domain.activations import LensRows, PausedTurn
 from app.domain.breakpoints import (
-    ALL,
-    LAST,
     MAX_PASS_EDITS,
     Action,
     Edit,
@@ -18,9 +16,9 @@ from app.domain.breakpoints import (
     Until,
     When,
 )
-from app.domain.errors import FieldOutOfRange, WrongState
+from app.domain.errors import FieldOutOfRange
 from app.domain.values import SessionId, StopRule
-from app.messages import Above, Fork, Lens, ReadCheckpoint, ReadPaused, Submit, WriteCheckpoint
+from app.messages import Above, Fork, Lens, ReadPaused, Submit, WriteCheckpoint
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt, vector
 from tests.gpu.breakpoints.breaking_oracle import (
@@ -72,22 +70,6 @@ def interventions(driver: BreakDriver, turn: Turn) -> tuple[Intervention, ...]:
     paused = driver.do(ReadPaused(driver.ticket(), turn.session))
     assert isinstance(paused, PausedTurn)
     return paused.interventions
-
-
-def test_some_positions_are_read_while_the_turn_is_paused(driver: BreakDriver, tiny_llama: TinyModel) -> None:
-    turn, wanted = pause(driver, LAYER, Pass.PREFILL), boundaries(tiny_llama.oracle, START)[LAYER + 1]
-    for positions, part in ((LAST, wanted[-1:]), (Positions(3, 7), wanted[3:7]), (Positions(9), wanted[9:])):
-        assert_close(driver.read(turn, positions), part)
-    driver.run(turn)
-    for command in (
-        ReadCheckpoint(driver.ticket(), turn.session, ALL),
-        WriteCheckpoint(driver.ticket(), turn.session, data_of(wanted)),
-        Lens(driver.ticket(), turn.session, LAST, 3),
-    ):
-        with pytest.raises(WrongState):
-            driver.do(command)
-    with pytest.raises(WrongState):
-        driver.resume(turn)
 
 
 @pytest.mark.parametrize("lost", [False, True])

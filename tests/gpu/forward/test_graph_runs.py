@@ -1,7 +1,6 @@
 """Decode steps that replay runs of layers where a row is watched. They keep few graphs."""
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from app.domain.breakpoints import Action, Edit, EditOp, Pass, TensorData, When
 from app.domain.memory_map import StepCounts
 from app.domain.points import Point
-from app.gpu.forward.graphs import RECORD_AFTER, KeptGraphs, cut_run
-from app.gpu.kernels.attention.base import make_batch
+from app.gpu.forward.graphs import KeptGraphs, cut_run
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import load_stack
 from app.gpu.startup.loader import record_graphs
@@ -109,16 +106,6 @@ def test_a_step_with_a_watched_row_replays_all_but_what_is_done_there(
     watching.driver.settle(*watching.turns)
     for seed, turn in enumerate(watching.turns[1:], 1):
         assert turn.tokens == greedy_tokens(tiny.oracle, prompt(seed, 6), 60)
-
-
-def test_a_part_is_recorded_in_the_third_step_that_wants_it_one_in_each_step(tiny: TinyModel) -> None:
-    watching = Watching(tiny, 2)
-    watching.driver.arm(watching.sessions[0], 2, action=Action.CAPTURE, when=DECODES)
-    recorded = []
-    for _ in range(RECORD_AFTER + 4):
-        watching.next_step()
-        recorded.append(watching.recorder.concurrent)
-    assert recorded == [0] * (RECORD_AFTER - 1) + [1, 2, 3, 4, 4]
 
 
 def test_others_get_a_token_in_every_step_while_one_pauses_rests_and_goes_on(tiny: TinyModel) -> None:
@@ -239,38 +226,6 @@ def test_every_kind_of_model_can_be_cut_anywhere(case: str, tmp_path: Path) -> N
             assert torch.allclose(graphs.logits[row], wanted[row].logits[at[row]], atol=1e-3, rtol=1e-4)
         graphs.record_due()
     assert recorder.concurrent
-
-
-class Copies(TorchDispatchMode):
-    """Counts what is cloned or computed anew, as wide as logits."""
-
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.found = Counter[str]()
-        self._vocab_size = vocab_size
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.shape[-1:] == (self._vocab_size,) and not func._schema.is_mutable:
-            self.found[func.name()] += 1
-        return result
-
-
-@torch.inference_mode()
-def test_a_check_of_logits_makes_no_copy_of_them(tiny: TinyModel) -> None:
-    stack, recorder = tiny.stack, FakeRecorder()
-    graphs = record_graphs(stack, KVPool(stack, 4, BLOCK), 2, 1, recorder)
-    assert graphs is not None
-    batch = make_batch([(0, 1), (0, 1)], [[0], [1]], BLOCK, CPU)
-    graphs.take(batch.positions, batch, None)
-    for _ in range(RECORD_AFTER):
-        graphs.run(4, 5)
-    graphs.record_due()
-    graphs.take(batch.positions, batch, None)
-    with Copies(stack.vocab_size) as copies:
-        assert not graphs.run(4, 5)
-    assert graphs.run(4, 5)
-    assert not {"aten::clone", "aten::sub.Tensor"} & copies.found.keys(), copies.found
 
 
 def nothing() -> None:

@@ -122,14 +122,6 @@ def test_products_in_bfloat16_give_the_same_bits(rounded: LayerStack, rows: list
 
 
 @torch.inference_mode()
-def test_a_watch_sees_each_layer_of_a_prompt(stack: LayerStack) -> None:
-    seen, pool = list[int](), pools(stack)[0]
-    recorded = RecordedLayers(stack, pool, POSITIONS, STEP_TOKENS, lambda: seen.append(1))
-    recorded(1, stack.num_layers, *make_step(stack, pool, [(0, 50)], seed=1))
-    assert len(seen) == stack.num_layers - 1
-
-
-@torch.inference_mode()
 def test_steps_run_as_programs(stack: LayerStack, monkeypatch: pytest.MonkeyPatch) -> None:
     runs, run, layers = list[tuple[int, int]](), Program.run, stack.num_layers
 

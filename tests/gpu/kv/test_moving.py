@@ -7,42 +7,11 @@ import pytest
 
 from app.domain.values import Phase, Tier
 from app.gpu.kv.shutdown import ShutdownFlush
-from app.gpu.state.moves import Move, Moved, MoveKind
+from app.gpu.state.moves import Moved, MoveKind
 from app.gpu.state.sequence import TokenSequence
-from tests.gpu.kv.tiering import BLOCK_BYTES, BLOCK_SIZE, LAYERS, LENGTH, Bench, paused_on_host, tier_of
+from tests.gpu.kv.tiering import BLOCK_BYTES, BLOCK_SIZE, LENGTH, Bench, paused_on_host, tier_of
 
 BLOCKS = LENGTH // BLOCK_SIZE
-
-
-def layers_of(move: Move) -> list[int]:
-    whole = len(move.source) - move.half.blocks
-    return [LAYERS] * whole + [move.half.layers] * move.half.blocks
-
-
-def bring_back(bench: Bench, computed: int) -> Move:
-    """The move by which a session comes back that is paused after one layer, in the pass from `computed` on."""
-    paused = paused_on_host(bench, computed)
-    bench.overwrite_device()
-    [move] = bench.restore(paused)
-    assert (move.kind, tier_of(paused)) == (MoveKind.IN, Tier.DEVICE)
-    half = BLOCKS - bench.device.blocks_for(computed)
-    moved = (BLOCKS - half) * BLOCK_BYTES + half * BLOCK_BYTES // LAYERS
-    assert paused.traffic.bytes_out == paused.traffic.bytes_in == moved
-    assert bench.placement.meter.totals()["in"].bytes == moved
-    return move
-
-
-@pytest.mark.parametrize(
-    ("computed", "layers"),
-    [
-        (0, [1, 1, 1, 1]),
-        (BLOCK_SIZE, [LAYERS, 1, 1, 1]),
-        (BLOCK_SIZE + 1, [LAYERS, LAYERS, 1, 1]),  # the second block has a token that has run all layers
-        (LENGTH - 1, [LAYERS, LAYERS, LAYERS, LAYERS]),
-    ],
-)
-def test_blocks_of_a_half_pass_move_without_the_layers_above(computed: int, layers: list[int]) -> None:
-    assert layers_of(bring_back(Bench(), computed)) == layers
 
 
 @pytest.mark.parametrize(("computed", "disk"), [(0, 4), (BLOCK_SIZE, 5)])

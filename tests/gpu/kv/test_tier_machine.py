@@ -34,7 +34,7 @@ from app.messages import (
 )
 from tests.gpu.planning.test_planning_machine import PlanningMachine
 
-pytestmark = pytest.mark.timeout(600)  # a hundred examples, however slow the machine
+pytestmark = pytest.mark.timeout(600)  # all examples, however slow the machine
 
 
 DISK_KINDS = (MoveKind.TO_DISK, MoveKind.FROM_DISK, MoveKind.DELETE)

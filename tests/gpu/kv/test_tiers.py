@@ -36,24 +36,6 @@ def disk_driver(model: ResolvedModel, tmp_path: Path) -> Driver:
     return Driver(make_engine(model, host_blocks=50, policy=KVPolicy.SIGNAL, kv_dir=tmp_path))
 
 
-def test_io_wait_frees_the_device_and_ready_brings_everything_back(driver: Driver, oracle: Any) -> None:
-    session, start = driver.open(), prompt(1, 30)
-    first = driver.answer(session, start, 5)
-    driver.do(SetPhase(driver.ticket(), session, Phase.IO_WAIT))
-    assert driver.place(session).tier is Tier.TO_HOST
-    driver.move()
-    found = driver.place(session)
-    assert (found.tier, found.device_bytes) == (Tier.HOST, 0)
-    assert driver.memory().device.owned_bytes == 0
-    driver.signal(session, Phase.READY)
-    assert driver.place(session).tier is Tier.DEVICE
-    turn = driver.answer(session, [7], 6)
-    assert driver.tokens(turn) == expected(oracle, [*start, *driver.tokens(first), 7], 6)
-    assert driver.end(turn).usage.tokens_recomputed == 0
-    driver.signal(session, Phase.IO_WAIT)
-    assert 0 < driver.place(session).bytes_out - found.bytes_out < found.bytes_out, "only what is new"
-
-
 @pytest.mark.parametrize("policy", list(KVPolicy))
 def test_four_times_as_many_sessions_as_fit_say_what_they_would_say_alone(
     model: ResolvedModel, oracle: Any, policy: KVPolicy, kv_dtype: str
@@ -79,16 +61,6 @@ def test_four_times_as_many_sessions_as_fit_say_what_they_would_say_alone(
                 if chance.random() < 0.7:
                     driver.move()
     assert (recomputed == 0) == (policy is not KVPolicy.NONE)
-
-
-def test_a_turn_that_comes_during_the_move_turns_it_round(driver: Driver, oracle: Any) -> None:
-    session, start = driver.open(), prompt(1, 30)
-    first = driver.answer(session, start, 5)
-    driver.placement.write_behind([])
-    driver.do(SetPhase(driver.ticket(), session, Phase.IO_WAIT))
-    turn = driver.answer(session, [7], 6)
-    assert driver.tokens(turn) == expected(oracle, [*start, *driver.tokens(first), 7], 6)
-    assert driver.memory().counts.turned_round == 1
 
 
 def test_a_prefix_that_has_left_the_device_is_copied_and_not_computed(driver: Driver, oracle: Any) -> None:

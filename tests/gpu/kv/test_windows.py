@@ -5,13 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from app.domain.errors import FieldOutOfRange
 from app.domain.memory_map import SessionMemory
 from app.domain.values import KVPolicy, Phase, SessionId, Ticket, Tier
-from app.gpu.state.layer_state import FoldState, SharedState, TokenState, WindowState, divide
 from app.gpu.state.moves import MoveKind
 from app.gpu.state.sequence import TokenSequence
 from app.messages import Export, Import, Rewind
@@ -204,29 +200,3 @@ def test_a_file_is_taken_if_it_has_what_the_next_token_sees(
     assert (len(sequence.copies), len(sequence.held)) == (held, held)
     assert sequence.computed == computed
     bench.host.check_integrity([sequence.copies])
-
-
-def test_layers_with_a_window_are_in_other_blocks_than_those_without() -> None:
-    near, far, full = WindowState(64, 100), WindowState(64, 512), TokenState(64)
-    assert divide([near, far, near]).window == 512
-    assert divide([near, SharedState(0)]).window == 100, "it has no memory of its own"
-    for folding in (FoldState(64), FoldState(64, near)):  # what has left a window cannot be gone back to
-        assert divide([near, folding]).window is None
-    for other in (TokenState(32), FoldState(64, TokenState(32))):
-        with pytest.raises(FieldOutOfRange, match="equally many numbers"):
-            divide([near, other])
-    mixed = divide([near, full, far, near])
-    assert (mixed.window, mixed.layers, mixed.groups) == (512, 1, (1, 3))
-    assert mixed.places == [(1, 0), (0, 0), (2, 0), (3, 0)]
-
-
-@given(full=st.integers(1, 70), windowed=st.integers(1, 70))
-def test_groups_have_places_for_all_layers_and_few_more(full: int, windowed: int) -> None:
-    division = divide([TokenState(8)] * full + [WindowState(8, 16)] * windowed)
-    assert len(set(division.places)) == full + windowed
-    assert division.layers <= full, "the first group's blocks stand in for others"
-    assert all(0 <= place < division.layers for _, place in division.places)
-    for groups, count in zip(division.groups, (full, windowed), strict=True):
-        assert count <= groups * division.layers <= count * 9 / 8
-    assert {group < division.groups.full for group, _ in division.places[:full]} == {True}
-    assert {group < division.groups.full for group, _ in division.places[full:]} == {False}

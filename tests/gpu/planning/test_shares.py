@@ -112,20 +112,6 @@ def test_a_tenant_with_few_prompts_has_saved_nothing_up(meanwhile: int) -> None:
     assert abs(had["a"] - had["b"]) <= STEP_TOKENS
 
 
-def test_a_tenant_that_waits_for_room_is_bounded_behind_one_whose_prompts_are_all_met() -> None:
-    steps = Steps()
-    steps.without = "blocked"
-    for _ in range(200):
-        steps.add("blocked", STEP_TOKENS)
-    for _ in range(100):
-        steps.add("a", STEP_TOKENS // 2)
-        steps.run()
-    steps.without = None
-    others = steps.computed["blocked"]
-    steps.until(steps.add("a", STEP_TOKENS // 2))
-    assert steps.computed["blocked"] - others <= MOST_BEHIND + 2 * STEP_TOKENS
-
-
 def test_what_a_tenant_was_charged_while_it_was_alone_is_not_held_against_it() -> None:
     steps = Steps()
     for tenant in ("a", "b"):
@@ -169,17 +155,6 @@ def work_of_steps() -> Fairness:
 
 def sessions(count: int) -> list[SessionId]:
     return [SessionId(f"ses_{number}") for number in range(count)]
-
-
-def test_a_session_that_does_not_come_again_holds_up_one_step() -> None:
-    budget, (first, away) = work_of_steps(), sessions(2)
-    budget.begin_step()
-    assert budget.take_work(first, TENANT, MOST)
-    assert not budget.take_work(away, TENANT, MOST)
-    budget.begin_step()
-    assert not budget.take_work(first, TENANT, MOST)
-    budget.begin_step()
-    assert budget.take_work(first, TENANT, MOST)
 
 
 @given(many=st.integers(1, 12), greedy_work=WORK, work=WORK)

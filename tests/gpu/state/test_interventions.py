@@ -1,4 +1,4 @@
-"""The log of interventions, against a list of edits for each position."""
+"""The log of interventions: its size, what it costs, and how it comes back from the journal."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -15,7 +15,6 @@ from app.gpu.state.interventions import MAX_RUNS, InterventionLog
 from tests.gpu.kv.tiering import calls_of
 
 POSITIONS = 12
-Seen = list[tuple[int, Edit]]
 
 
 def rows_of(count: int, seed: int) -> TensorData:
@@ -36,48 +35,12 @@ def interventions(draw: st.DrawFn) -> Intervention:
     return Intervention.at(runs_of(sorted(chosen)), boundary, edit)
 
 
-def at(made: Intervention, position: int) -> tuple[int, Edit]:
-    """What an intervention does to one position."""
-    vector = made.edit.vector
-    if vector is None:
-        return made.boundary, made.edit
-    row = position - made.first
-    return made.boundary, Edit(made.edit.op, vector=TensorData("float32", (1, 1), vector.data[row * 4 : row * 4 + 4]))
-
-
-def seen(made: list[Intervention], position: int) -> Seen:
-    """The edits of one position in their order; those of different boundaries have none among each other."""
-    found = [at(each, position) for each in made if position in positions_of(each.runs)]
-    return sorted(found, key=lambda step: step[0])
-
-
 def log_of(made: Iterable[Intervention]) -> InterventionLog:
     """A log that has been told of each."""
     log = InterventionLog()
     for each in made:
         log.add(each)
     return log
-
-
-@given(st.lists(interventions(), max_size=6), st.integers(0, POSITIONS))
-def test_a_cut_forgets_what_came_after_it_and_nothing_else(made: list[Intervention], length: int) -> None:
-    log = log_of(made)
-    assert log.end == max((each.end for each in made), default=0)
-    log.truncate(length)
-    kept = {position: seen(made, position) for position in range(length)}
-    for position in range(POSITIONS):
-        assert seen(log.within(0, POSITIONS), position) == kept.get(position, [])
-    assert log.end == max((position + 1 for position, edits in kept.items() if edits), default=0)
-
-
-@given(st.lists(interventions(), max_size=4), st.lists(interventions(), max_size=4))
-def test_one_position_has_one_fingerprint_for_the_same_edits_only(
-    one: list[Intervention], other: list[Intervention]
-) -> None:
-    logs = log_of(one), log_of(other)
-    for position in range(POSITIONS):
-        fingerprints = [log.fingerprint(position, position + 1) for log in logs]
-        assert (fingerprints[0] == fingerprints[1]) == (seen(one, position) == seen(other, position))
 
 
 def test_an_entry_does_not_grow_for_ever() -> None:

@@ -1,4 +1,4 @@
-"""Bundles that are used where they are, in a file."""
+"""What changes in a bundle that is used where it is, in a file."""
 
 from pathlib import Path
 
@@ -7,12 +7,10 @@ import torch
 from torch import Tensor
 
 from app.domain.errors import WeightsLost
-from app.gpu.device.streams import PASSED, CpuStreams
-from app.gpu.kernels.linear.base import Linear, Weight
+from app.gpu.device.streams import PASSED
+from app.gpu.kernels.linear.base import Weight
 from app.gpu.kernels.linear.formats import to_panels
 from app.gpu.kernels.linear.panels import PanelLinear
-from app.gpu.weights.arena import lay_out, plan_weights
-from app.gpu.weights.bundles import StreamedWeights
 from app.gpu.weights.file import WeightFile
 from app.gpu.weights.stores import FileLoad, FileStore
 from tests.gpu.weights.bundles import Model, overwrite, same_bits
@@ -51,21 +49,6 @@ def multiply(weight: Weight) -> Tensor:
     return linear(X)
 
 
-def test_a_product_is_made_without_a_copy_and_a_small_tensor_is_copied_alone(store: FileStore) -> None:
-    target = MODEL.target(0)
-    before = target.clone()
-    bundle, norm, weight = lend(store, target)
-    assert torch.equal(multiply(weight), EXPECTED)
-    assert torch.equal(target, before)
-    assert same_bits(norm.tensor, NORM)
-    assert torch.equal(target[NORM.nbytes :], before[NORM.nbytes :])
-    assert not bundle.query()
-    assert same_bits(weight.tensor, MODEL.bundles[0][1])
-    assert bundle.query()
-    assert MODEL.holds(0, target)
-    store.close()
-
-
 def test_whatever_changes_after_the_start_is_noticed_before_a_result_is_used(path: Path, store: FileStore) -> None:
     section = MODEL.sections["bundle.0"]
     bundle, norm, weight = lend(store, MODEL.target(0))
@@ -82,58 +65,6 @@ def test_whatever_changes_after_the_start_is_noticed_before_a_result_is_used(pat
     assert torch.equal(multiply(weight), EXPECTED)
     assert same_bits(norm.tensor, NORM)
     store.close()
-
-
-def test_nothing_is_used_where_it_is_once_the_store_is_closed(store: FileStore) -> None:
-    _, norm, weight = lend(store, MODEL.target(0))
-    store.close()
-    for lost in (norm, weight):
-        with pytest.raises(WeightsLost, match="closed"):
-            _ = lost.tensor
-    with pytest.raises(WeightsLost, match="closed"):
-        multiply(weight)
-
-
-NUMBERS = [torch.full((64, 48), 1.0 + index) for index in range(6)]
-NUMBERED = Model([[each.view(-1)[:256], to_panels(each)[0]] for each in NUMBERS], [])
-ONES = torch.ones(1, 48)
-
-
-@pytest.mark.usefixtures("exact_clock")
-def test_bundles_pass_through_two_slots_and_the_next_one_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Six bundles of a norm and a layer, whose numbers are 1 to 6: copied in the first pass, used in the file then."""
-    store, asked = FileStore(NUMBERED.write(tmp_path / "model.safetensors")), list[str]()
-
-    def note(_: WeightFile, name: str) -> bool:
-        asked.append(name)
-        return True
-
-    weights = StreamedWeights(ONES.device, torch.float32, PanelLinear)
-    norms, layers = list[Weight](), list[Linear]()
-    for tensors in NUMBERED.bundles:
-        with weights.bundle() as bundle:
-            norms.append(bundle.hold(tensors[0].to("meta")))
-            layers.append(bundle.linear(torch.empty(64, 48, device="meta")))
-    assert weights.layout == NUMBERED.layout
-    monkeypatch.setattr(WeightFile, "is_cached", note)
-    sizes = [bundle.nbytes for bundle in NUMBERED.layout.bundles]
-    plan = plan_weights(sizes, 2 * sizes[0], from_disk=True)
-    weights.stream_from(store, CpuStreams(), plan)
-    arena = lay_out(plan, 0, 1)
-    memory = torch.zeros(arena.nbytes, dtype=torch.uint8)
-    weights.place(memory, arena)
-    for number in range(2):
-        before = memory.clone()
-        for index in range(6):
-            assert asked[-1] == f"bundle.{(index + 1) % 6}"
-            with weights.using(index):
-                assert torch.equal(layers[index](ONES), torch.full((1, 64), 48.0 * (index + 1)))
-                if number == 0:
-                    assert torch.equal(norms[index].tensor, torch.full((256,), index + 1.0))
-        assert torch.equal(memory, before) == (number == 1)
-    weights.close()
 
 
 @pytest.mark.usefixtures("exact_clock")

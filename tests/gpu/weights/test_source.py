@@ -287,19 +287,6 @@ def test_a_tensor_that_is_not_there_or_has_another_shape_is_named(tmp_path: Path
         source.finish(re.compile(r"norm|proj"))
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
-def test_a_model_in_blocks_agrees_with_transformers_and_is_never_dense(tmp_path: Path, model_type: str) -> None:
-    model, tokens = write(tmp_path, model_type), torch.arange(3, 40)
-    oracle: Any = AutoModelForCausalLM.from_pretrained(
-        tmp_path, gguf_file="m.gguf", dtype=torch.float32, attn_implementation="eager"
-    )
-    stack = load_stack(model, device=CPU, dtype=torch.float32, attention=ReferenceAttention())
-    [found] = Drive(stack, [tokens]).run([{0: len(tokens)}])
-    assert_agrees(found, expect(oracle, tokens))
-    assert stack.parameter_bytes < sum(parameter.nbytes for parameter in oracle.parameters()) / 4
-
-
 _SCALED = {"rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 32}
 _LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **_SCALED}
 _YARN = {"rope_type": "yarn", **_SCALED}

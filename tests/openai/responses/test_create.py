@@ -112,16 +112,6 @@ def test_a_required_call_is_made_and_streamed(sdk: Any) -> None:
     assert events[-1].response.completed_at is not None
 
 
-NAMED: Any = {"type": "function", "name": "look_up"}
-
-
-@pytest.mark.parametrize("choice", [NAMED, {"type": "allowed_tools", "mode": "required", "tools": [NAMED]}])
-def test_one_function_may_be_named(sdk: Any, choice: Any) -> None:
-    asked = {**CALLING, "tools": [LOOK_UP, {"type": "function", "name": "other"}], "tool_choice": choice}
-    output = sdk.responses.create(**asked, input="x").output
-    assert [item.name for item in output if item.type == "function_call"] == ["look_up"]
-
-
 def test_the_text_has_its_form(sdk: Any) -> None:
     schema: Any = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
     schema["additionalProperties"] = False

@@ -210,15 +210,6 @@ def test_owners_never_see_each_others_responses(guarded: dict[str, Any]) -> None
         guarded["ours"].conversations.create(items=[thought])
 
 
-def test_the_conversations_unused_for_longest_give_way_with_their_sessions(guarded: dict[str, Any]) -> None:
-    sdk = guarded["ours"]
-    first = sdk.responses.create(**GREEDY, input="First")
-    others = [sdk.responses.create(**GREEDY, input=f"Number {number}") for number in range(3)]
-    sdk.responses.create(**GREEDY, input="Again", previous_response_id=first.id)
-    assert [is_kept(sdk, each) for each in (first, others[0], others[2])] == [True, False, True]
-    assert len(sdk.get("/sessions", cast_to=httpx.Response).json()["data"]) <= 4
-
-
 @pytest.mark.parametrize(
     ("size", "goes_on", "most"), [(1, False, 4), (1, True, 9), (500, False, 6), (500, True, 6)], ids=str
 )

@@ -2,8 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import httpx
@@ -26,9 +24,8 @@ from app.tools.reader import Answer, FamilyReader
 from app.tools.thinking import Opening, Seal, ThoughtReader
 from app.wire.extras import IMAGE_LEFT_OUT
 from tests.openai.conftest import MODEL
-from tests.openai.responses.asking import CALLING, GREEDY, LONG, LOOK_UP, folded
+from tests.openai.responses.asking import CALLING, GREEDY, LOOK_UP, folded
 from tests.openai.responses.test_socket import ask
-from tests.serving import serve
 from tests.tools.calls import write
 
 DEMO: Any = {"type": "namespace", "name": "mcp__demo", "description": "A demo.", "tools": [LOOK_UP]}
@@ -249,40 +246,6 @@ def test_a_prompt_is_computed_without_output(sdk: Any) -> None:
     assert (first.status, first.output, first.usage.output_tokens) == ("completed", [], 0)
     assert second.usage.input_tokens_details.cached_tokens == first.usage.input_tokens
     assert second.usage.output_tokens == 8
-
-
-def test_a_side_call_runs_beside_a_busy_session(sdk: Any, http: httpx.Client) -> None:
-    named: Any = {"extra_headers": {"X-Session-ID": "busy-response", "session-id": "s-1"}}
-    busy = sdk.responses.create(**{**LONG, **named}, stream=True, max_output_tokens=900)
-    events = iter(busy)
-    next(event for event in events if event.type == "response.output_text.delta")
-    aside = sdk.responses.with_raw_response.create(model=MODEL, input="A title", max_output_tokens=1, **named)
-    with ThreadPoolExecutor(1) as background:
-        again = background.submit(
-            lambda: sdk.responses.with_raw_response.create(model=MODEL, input="x", max_output_tokens=1, **named)
-        )
-        session = http.get("/v1/sessions/" + next(iter_ids(http))).json()
-        busy.close()
-        assert again.result().headers["x-session-id"] == session["id"]
-    assert aside.headers["x-session-id"] != session["id"]
-    assert session["metadata"] == {"name": "busy-response", "client_session": "s-1"}
-
-
-def iter_ids(http: httpx.Client) -> Iterator[str]:
-    """The sessions that run."""
-    found = http.get("/v1/sessions", params={"state": "running"}).json()["data"]
-    return (session["id"] for session in found)
-
-
-def test_a_history_that_is_sent_again_finds_its_session() -> None:
-    with serve(bind_by_prefix=True) as url, httpx.Client(base_url=url, timeout=30) as http:
-        history: Any = [{"role": "user", "content": "Hello, who is it?"}]
-        asked = {"model": "tiny-llama", "store": False, "max_output_tokens": 8, "logit_bias": {"97": 100}}
-        first = http.post("/v1/responses", json={**asked, "input": history})
-        history += [*first.json()["output"], {"role": "user", "content": "And who else?"}]
-        second = http.post("/v1/responses", json={**asked, "input": history})
-        assert first.headers["x-session-id"] == second.headers["x-session-id"]
-        assert len(http.get("/v1/sessions").json()["data"]) == 1
 
 
 def test_text_that_is_held_back_keeps_its_log_probabilities(sdk: Any) -> None:

@@ -11,7 +11,6 @@ import pytest
 from fastapi import FastAPI
 
 from app.main import load_app
-from app.web.bodies import PART_BYTES, LargeAnswer
 from tests.routers.breakpoints.pausing import TURN
 from tests.serving import tiny_settings
 
@@ -85,30 +84,3 @@ async def test_a_large_answer_keeps_its_place_until_it_is_read(app: FastAPI, par
     await asyncio.wait_for(waiting.begun.wait(), 30)
     for each in (waiting, *unread[1:]):
         await each.read()
-
-
-async def test_a_small_answer_that_is_not_read_keeps_nobody_waiting(app: FastAPI) -> None:
-    path = await paused(app, 4)
-    answers = [Client(app, f"{path}/{part}") for part in ("captures", "checkpoint/activation") * AT_ONCE]
-    for each in answers:
-        await asyncio.wait_for(each.begun.wait(), 30)
-    for each in answers:
-        await each.read()
-
-
-async def test_a_large_answer_goes_out_in_parts() -> None:
-    content = os.urandom(3 * PART_BYTES + 5)
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def receive() -> Any:
-        raise AssertionError
-
-    await LargeAnswer(content)({"type": "http"}, receive, send)
-    head, *parts = sent
-    assert dict(head["headers"])[b"content-length"] == str(len(content)).encode()
-    assert max(len(part["body"]) for part in parts) <= PART_BYTES
-    assert b"".join(part["body"] for part in parts) == content
-    assert [part.get("more_body", False) for part in parts] == [True] * 4 + [False]

@@ -217,12 +217,13 @@ def test_a_prompt_at_once_in_parts_and_token_by_token_has_the_same_bits_if_that_
 
 
 @pytest.mark.parametrize(
-    "attention", [PagedCpuAttention(), PagedCpuAttention(in_bfloat16=True)], ids=["float32", "bfloat16"]
+    ("window", "pool_dtype", "in_bfloat16"),
+    [(None, POOLS[0], False), (300, POOLS[1], True), (37, POOLS[3], False), (None, POOLS[3], True)],
 )
-@pytest.mark.parametrize(("window", "pool_dtype"), [(None, POOLS[0]), (300, POOLS[1]), (37, POOLS[3])])
 def test_where_a_prompt_is_cut_does_not_change_a_bit(
-    window: int | None, pool_dtype: torch.dtype, attention: PagedCpuAttention
+    window: int | None, pool_dtype: torch.dtype, in_bfloat16: bool
 ) -> None:
+    attention = PagedCpuAttention(in_bfloat16=in_bfloat16)
     whole = draw_inputs(Shape([(0, 1000)], pool_dtype=pool_dtype, spec=AttentionSpec(scale=0.3, window=window)))
     expected = whole.run(attention)
     table, pool = whole.batch.block_tables[0].tolist(), whole.pool

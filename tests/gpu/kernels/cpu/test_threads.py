@@ -1,4 +1,4 @@
-"""Kernels, programs of them, reads of files and masks of logits on the threads that PyTorch computes with. Their
+"""Programs of kernels and masks of logits on the threads that PyTorch computes with. Their
 machine code is kept as long as it is what would be compiled, and a start tells of what it compiles.
 """
 
@@ -8,17 +8,14 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from numba.np.numpy_support import carray
 
 import app
@@ -27,14 +24,12 @@ from app.gpu.kernels import cpu
 from app.gpu.kernels.cpu import elementwise, telling_of_compilation
 from app.gpu.kernels.cpu.compile import c_function, kernel_folder
 from app.gpu.kernels.cpu.elementwise import forbid
-from app.gpu.kernels.cpu.intrinsics import convert, pointer, widen
-from app.gpu.kernels.cpu.launch import Program, draw, parallel
-from app.gpu.kernels.linear.panels import PART_BYTES, read_on_torch_threads
+from app.gpu.kernels.cpu.intrinsics import pointer
+from app.gpu.kernels.cpu.launch import Program
 from app.gpu.sampling.sampler import forbid_on_device
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # which puts back how many there were
 ROWS, WIDTH, TIMES = 100, 512, 40
-CONTENT = torch.randint(256, (2 * PART_BYTES + 3000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 class _Arguments(ctypes.Structure):
@@ -66,13 +61,6 @@ def doublings(tensor: torch.Tensor) -> Program:
     return Program(recording.launches)
 
 
-def test_every_thread_of_pytorch_is_called_once_with_the_argument() -> None:
-    torch.set_num_threads(3)
-    calls = record_calls(1234)
-    assert [argument for _, argument in calls] == [1234] * 3
-    assert len({thread for thread, _ in calls}) == 3
-
-
 def test_without_openmp_the_calling_thread_does_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "_parallel", None)
     assert record_calls(5) == [(threading.get_native_id(), 5)]
@@ -93,47 +81,6 @@ def test_a_kernel_of_a_program_finds_what_the_one_before_it_has_left(count: int)
         tensor.fill_(1)
         program.run(0, TIMES)
         assert torch.equal(tensor, torch.full_like(tensor, 2.0**TIMES))
-
-
-@parallel
-def _fill(
-    a: Any, count: int, to: torch.Tensor, of: Annotated[torch.Tensor, ("step",), ("width",)], scale: float, *, plus: int
-) -> None:
-    while True:
-        row = draw(a)
-        if row >= count:
-            return
-        to[row * a.to_stride] = convert(widen(of[row * a.step]) * scale + np.float32(a.width + plus), to[0])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_a_kernel_gets_what_its_signature_says(dtype: torch.dtype) -> None:
-    torch.set_num_threads(3)
-    to, of = torch.zeros(50, 3, dtype=dtype), torch.arange(100.0).view(50, 2)
-    for plus in (1, 2):
-        left = _fill(count=50, to=to, of=of, scale=0.5, plus=plus)
-        assert torch.equal(to[:, 0], torch.arange(50.0).add(2 + plus).to(dtype))
-        assert not to[:, 1:].any()
-        assert left.next_item == 50 + 3, "each thread asks until nothing is left"
-
-
-@given(
-    threads=st.integers(1, 3),
-    offset=st.integers(0, 3100),
-    nbytes=st.one_of(st.integers(0, 3100), st.integers(PART_BYTES - 2, 2 * PART_BYTES + 3100)),
-)
-def test_any_part_of_a_file_is_read_as_far_as_it_is_there(threads: int, offset: int, nbytes: int) -> None:
-    torch.set_num_threads(threads)
-    target, there = torch.zeros(nbytes + 1, dtype=torch.uint8), CONTENT[offset : offset + nbytes]
-    with tempfile.TemporaryFile() as file:
-        file.write(CONTENT.numpy().tobytes())
-        file.flush()
-        whole = read_on_torch_threads(file.fileno(), offset, target[:nbytes])
-    assert whole is (len(there) == nbytes)
-    if whole:
-        assert torch.equal(target[:nbytes], there)
-    assert target[nbytes] == 0, "nothing is written behind it"
-    assert not read_on_torch_threads(-1, 0, torch.zeros(10, dtype=torch.uint8)), "a file that cannot be read is short"
 
 
 @pytest.mark.parametrize(
