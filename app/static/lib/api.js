@@ -25,8 +25,8 @@ export async function call(method, path, { body, query, signal } = {}) {
 /** An answer whose body is still to come, as a `Response`. */
 export const open = (path, options) => request("GET", path, options);
 
-/** The bytes of an answer, as an ArrayBuffer. */
-export const download = async (path) => (await open(path)).arrayBuffer();
+/** The bytes of an answer, as an ArrayBuffer; with a `body` it is posted. */
+export const download = async (path, body) => (await request(body ? "POST" : "GET", path, { json: body })).arrayBuffer();
 
 /** Send bytes; the parsed JSON of the answer. */
 export const upload = async (method, path, bytes, query) => (await request(method, path, { bytes, query })).json();
@@ -40,12 +40,13 @@ export async function stream(method, path, { body, headers, signal, onOpen, onEv
 }
 
 /** Ends with `signal`, and when another key is entered: what was asked for with the one before is not for that. */
-async function request(method, path, { json, bytes, query, headers, signal } = {}) {
+async function request(method, path, { json, bytes, form, query, headers, signal } = {}) {
   const ends = signal ? AbortSignal.any([signal, whileKeyed()]) : whileKeyed();
   const init = { method, signal: ends, headers: { ...headers }, cache: "no-store", body: bytes };
   if (key.value) init.headers.Authorization = `Bearer ${key.value}`;
   if (json !== undefined) init.body = JSON.stringify(json);
-  if (init.body !== undefined) init.headers["Content-Type"] = json ? "application/json" : "application/octet-stream";
+  if (form) init.body = form; // the browser says of which kind it is
+  else if (init.body !== undefined) init.headers["Content-Type"] = json ? "application/json" : "application/octet-stream";
   const answer = await fetch(address(path, query), init).catch(dropped);
   if (answer.ok) return answer;
   const retryAfter = Number(answer.headers.get("Retry-After")) || null;
@@ -72,6 +73,9 @@ async function refusal(answer) {
     return { message: `The server answered ${answer.status}.` };
   }
 }
+
+/** Post a form with files; the parsed JSON of the answer. */
+export const post = async (path, form) => (await request("POST", path, { form })).json();
 
 /** Tell `onEvent` of each event in a stream of bytes. The server writes each field of it in one line, and its data as
  * JSON; what has no data is no event. */

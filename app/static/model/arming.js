@@ -44,8 +44,8 @@ export const toggleWatch = (desk, numLayers) =>
 export const steer = (desk, { layer, point }, edit) =>
   inTurn(desk, () => arm(desk, { layer, point, action: "edit", edits: [edit] }));
 
-/** Capture where all heads of a layer look, from now on. */
-export const watchPattern = (desk, layer) => inTurn(desk, () => arm(desk, { layer, point: "pattern", action: "capture" }));
+/** Capture what stands at a point of a layer, from now on. */
+export const capture = (desk, { layer, point }) => inTurn(desk, () => arm(desk, { layer, point, action: "capture" }));
 
 /** Remove these breakpoints. */
 export const disarm = (desk, gone) => inTurn(desk, () => removeAll(desk, gone));

@@ -1,26 +1,28 @@
-// Where the heads of a layer look: a small heatmap for each, of queries by keys.
-import { useEffect, useRef, useState } from "preact/hooks";
-import { download } from "../lib/api.js";
-import { percent } from "../lib/format.js";
+// Where the heads of a layer look: a small picture for each, and one of them with its tokens.
+import { useState } from "preact/hooks";
+import { call, download } from "../lib/api.js";
+import { called, pythonIn } from "../lib/code.js";
 import { html } from "../lib/html.js";
-import { read } from "../lib/safetensors.js";
 import { Button, Failure, useAction } from "../shell/controls.js";
+import { CopyAs } from "../shell/copy.js";
 import { points } from "../state/points.js";
-import { disarm, watchPattern } from "./arming.js";
-
-/** Positions that are drawn: the last ones, so that a cell can be seen. */
-const MOST = 256;
+import { capture, disarm } from "./arming.js";
+import { HeadLooks, headsOf, Pattern } from "./pattern.js";
 
 export function Attention({ desk }) {
   const { busy, error, act } = useAction();
   const layers = points.value.filter(({ name }) => name === "pattern").flatMap((each) => each.layers);
   const [chosen, choose] = useState(null);
-  const [heads, setHeads] = useState([]);
+  const [found, setFound] = useState(null);
+  const [number, setNumber] = useState(null);
   if (layers.length === 0) return null;
   const layer = chosen ?? layers[layers.length >> 1];
   const watching = (desk.breakpoints.value ?? []).filter((each) => each.point === "pattern" && each.layers.includes(layer));
-  const watch = () => act(() => (watching.length ? disarm(desk, watching) : watchPattern(desk, layer)));
+  const watch = () => act(() => (watching.length ? disarm(desk, watching) : capture(desk, { layer, point: "pattern" })));
   const wait = busy ? "One moment" : null;
+  const empty = desk.session.value.tokens === 0 ? "The session has no tokens yet: start a turn." : null;
+  const head = found?.heads.find((each) => each.number === number) ?? found?.heads[0];
+  const body = { layer, point: "pattern", action: "capture" };
   return html`
     <section class="panel attention stack" aria-labelledby="attention-title">
       <h2 id="attention-title">Where heads look</h2>
@@ -28,64 +30,39 @@ export function Attention({ desk }) {
         <label>Layer <select value=${layer} onChange=${(event) => choose(Number(event.target.value))}>
           ${layers.map((each) => html`<option key=${each} value=${each}>${each}</option>`)}
         </select></label>
+        <${Button} class="primary" why=${wait ?? empty} onClick=${() => act(async () => setFound(await readHeads(desk.id, layer)))}>Show them<//>
         <label><input type="checkbox" checked=${watching.length > 0} disabled=${busy} onChange=${watch} />
           Watch the heads of this layer</label>
-        <${Button} why=${wait} onClick=${() => act(async () => setHeads(await readHeads(desk.id, layer)))}>Show them<//>
+        <${CopyAs} what="the heads of layer ${layer}" python=${() => pythonIn(desk.id, called("session.capture_at", [], { layer, point: "pattern" }),
+          "# after a turn:", called("session.captures", [], { point: "pattern", layer }))}
+          calls=${() => [["POST", `/v1/sessions/${desk.id}/breakpoints`, body], ["GET", `/v1/sessions/${desk.id}/captures?point=pattern&layer=${layer}`, undefined, "patterns.safetensors"]]} />
       </div>
       <${Failure} error=${error} />
-      ${heads.length === 0 && html`<p class="dim" role="status">
-        Watch a layer and start a turn. Then each head shows, row by row, how much each token looks at those before it.
+      ${found === null && html`<p class="dim" role="status">
+        Each head shows, row by row, how much each token looks at those before it. Watched, a turn is shown as it was, with all
+        its edits; else the tokens are read again, without.
       </p>`}
-      <div class="heads-grid">${heads.map((head) => html`<${Head} key=${head.name} head=${head} />`)}</div>
+      ${found && html`
+        <p role="status">Layer ${found.layer}, ${found.isWatched ? "as captured" : "read again, without edits"}. Choose a head.</p>
+        <div class="heads-grid">${found.heads.map((each) => html`<button key=${each.number} type="button" aria-pressed=${each === head}
+          onClick=${() => setNumber(each.number)}><${Pattern} head=${each} /><span>Head ${each.number}</span></button>`)}</div>
+        <${HeadLooks} key=${`${found.layer} ${head.number}`} head=${head} texts=${found.texts} />`}
     </section>
   `;
 }
 
-function Head({ head }) {
-  const canvas = useRef(null);
-  useEffect(() => draw(canvas.current, head), [head]);
-  const { name, end, most } = head;
-  const said = `${name}: position ${end - 1} looks most at position ${most.key}, ${percent(most.share)}`;
-  return html`<figure>
-    <canvas ref=${canvas} role="img" aria-label=${said} title=${said}></canvas>
-    <figcaption class="dim">${name}</figcaption>
-  </figure>`;
-}
-
-/** A cell for each query and key; the darker, the more. */
-function draw(canvas, { first, end, rows }) {
-  canvas.width = canvas.height = end - first;
-  const context = canvas.getContext("2d");
-  context.fillStyle = getComputedStyle(canvas).color;
-  for (const [position, shares] of rows) {
-    for (let key = first; key <= position; key++) {
-      context.globalAlpha = shares[key];
-      context.fillRect(key - first, position - first, 1, 1);
-    }
-  }
-}
-
-/** What was captured of the layer's patterns: for each head `{name, first, end, rows, most}`. `rows` has, by position,
- * the share of each key; `most` is the key that the last position looks at most. Later passes take the place of those
- * before. */
+/** `{layer, heads, texts, isWatched}` of a session: what was captured of the layer's patterns, or else what its tokens have there
+ * when they are read again. */
 async function readHeads(id, layer) {
-  const records = read(await download(`/v1/sessions/${id}/captures?point=pattern&layer=${layer}`));
-  const heads = new Map();
-  for (const { shape: [, count, keys], values, told } of records) {
-    const { positions, heads: numbers } = JSON.parse(told);
-    for (let at = 0; at < count; at++) {
-      const number = numbers?.[at] ?? at;
-      if (!heads.has(number)) heads.set(number, new Map());
-      positions.forEach((position, row) => {
-        const start = (row * count + at) * keys;
-        heads.get(number).set(position, values.subarray(start, start + keys));
-      });
-    }
-  }
-  return [...heads].sort(([one], [other]) => one - other).map(([number, rows]) => {
-    const end = Math.max(...rows.keys()) + 1;
-    const last = rows.get(end - 1);
-    const share = Math.max(...last);
-    return { name: `Head ${number}`, first: Math.max(0, end - MOST), end, rows, most: { key: last.indexOf(share), share } };
-  });
+  const { token_ids, pieces } = await call("GET", `/v1/sessions/${id}/history`, { query: { pieces: true } });
+  const captured = headsOf(await download(`/v1/sessions/${id}/captures?point=pattern&layer=${layer}`), ({ told }) => JSON.parse(told));
+  if (captured.length) return { layer, heads: captured, texts: pieces, isWatched: true };
+  return { layer, heads: await readAgain(token_ids, layer), texts: pieces, isWatched: false };
+}
+
+/** The heads of a layer over a prompt, which is a text or token ids. */
+export async function readAgain(prompt, layer) {
+  const body = { prompts: [prompt], points: ["pattern"], layers: [layer] };
+  const file = await download("/v1/experiments/activations", body);
+  return headsOf(file, ({ shape }) => ({ positions: [...Array(shape.at(-3)).keys()] }));
 }

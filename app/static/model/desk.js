@@ -42,14 +42,14 @@ function makeDesk(id) {
     cell: signal(null),
     /** The token whose path is drawn, `{tokenId, text, position}`, or null. */
     pinned: signal(null),
+    /** What the cells of the map show: `{kind, tokenId, text, beside}`, see `MEASURES` in lens_map.js. */
+    measure: signal({ kind: "top", tokenId: null, text: null, beside: null }),
     /** The edit that the form holds, each field as typed: see edits.js. */
     edit: signal(FIRST_EDIT),
     /** What that edit did to the checkpoint, or null: see edits.js. */
     preview: signal(null),
     /** Two replies from one pause, or null: see compare.js. */
     comparison: signal(null),
-    /** The form that makes a vector of two prompts, and what it has made: see two_prompts.js. */
-    twoPrompts: signal({ plus: "", minus: "", layer: null, over: "last", name: "", found: null }),
     lens: makeLensMap(id),
     place: computed(() => placeOf(session.value)),
     /** The number of the last news of its breakpoints, or 0. */
@@ -77,6 +77,10 @@ export function attend(desk) {
     effect(() => {
       const position = desk.cell.value?.position;
       if (position !== undefined) untracked(() => desk.lens.lookAt(position));
+    }),
+    effect(() => {
+      const asked = desk.measure.value;
+      untracked(() => desk.lens.measure(asked));
     }),
     effect(() => void (desk.heard.value && untracked(() => showArmed(desk)))),
     effect(() => {

@@ -1,6 +1,6 @@
 // A form for an edit at the pause: made, taken back, or armed for what comes.
 import { useRef } from "preact/hooks";
-import { percent, shortId } from "../lib/format.js";
+import { nameOf, percent } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { visible } from "../lib/tokens.js";
 import { Armed } from "../session/breakpoints.js";
@@ -24,7 +24,7 @@ export function EditForm({ desk }) {
   const armed = (desk.breakpoints.value ?? []).filter((each) => each.action === "edit");
   const armIt = async () => {
     await steer(desk, checkpoint, editOf(desk.edit.peek(), checkpoint));
-    say(`The edit ${place} is armed in session ${shortId(desk.id)}`);
+    say(`The edit ${place} is armed in session ${nameOf(desk.session.peek())}`);
   };
   return html`
     <section class="panel edit stack" aria-labelledby="edit-title">

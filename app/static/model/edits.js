@@ -37,7 +37,7 @@ const RANGE = { param: "positions", message: "positions: enter the first one, an
 
 /** Why there is no edit to make yet, or null: one along a vector needs a vector that is still there. */
 export const noVector = ({ op, vector }) =>
-  OPS[op].takes.includes("vector") && !isVector(vector) ? "Choose a vector first, or make one from two prompts." : null;
+  OPS[op].takes.includes("vector") && !isVector(vector) ? "Choose a vector first: “Steering” makes one from two prompts." : null;
 
 export function numberOf(text, empty) {
   need(text.trim(), empty);

@@ -11,31 +11,35 @@ import { marksOf, togglePause } from "./arming.js";
 import { deskOf } from "./desk.js";
 
 const QUESTION = "The Eiffel Tower stands in the city of";
-/** How far up the layers the turn stops: most models know by then what they will say. */
-const FAR = 0.9;
 
 /** For a session without a history: ask, pause, and choose the cell of the answer. */
 export const TryIt = ({ desk, why }) => html`
-  <${Button} why=${why} onClick=${() => attempt("Try", () => ask(desk))} title="It is paused near the last layer, so that you see the answer come">
+  <${Button} why=${why} onClick=${() => attempt("Try", () => ask(desk, { question: QUESTION }))} title="It is paused after the last layer, so that you see the answer come">
     Try: “${QUESTION}”
   <//>
 `;
 
 /** The same in a session of its own. */
-export const LookInside = () => html`<${Button} onClick=${() => attempt("Look inside", open)}>Look inside the model<//>`;
+export const LookInside = ({ children = "Look inside the model" }) =>
+  html`<${Button} onClick=${() => attempt("Look inside", () => open("The Eiffel Tower", { question: QUESTION }))}>${children}<//>`;
 
-async function open() {
-  const view = await call("POST", "/v1/sessions", { body: { metadata: { name: "inside the model" } } });
+/** A session that stands after a layer of another question, with the cell of a position chosen; null: of the last one. */
+export const LookAt = ({ question, layer, position }) =>
+  html`<${Button} onClick=${() => attempt("Look inside", () => open(question, { question, layer, position }))}>Look inside there<//>`;
+
+const LONGEST_NAME = 60;
+
+async function open(name, asked) {
+  const view = await call("POST", "/v1/sessions", { body: { metadata: { name: name.slice(0, LONGEST_NAME) } } });
   add(view);
   go(linkTo(view.id, "model"));
-  await ask(deskOf(view.id));
+  await ask(deskOf(view.id), asked);
 }
 
-async function ask(desk) {
-  const layers = server.peek().num_layers;
-  const layer = Math.floor(FAR * (layers - 1));
-  if (!marksOf(desk.breakpoints.peek(), layer).pauses.length) await togglePause(desk, layer, { once: true, pass: "any" }, layers);
-  await generate(desk.id, { prompt: QUESTION, max_tokens: 8, temperature: 0 }, QUESTION);
+/** Without a `layer` the turn stops after the last one: all of the map is there, and the model has not spoken yet. */
+async function ask(desk, { question, layer = server.peek().num_layers - 1, position = null }) {
+  if (!marksOf(desk.breakpoints.peek(), layer).pauses.length) await togglePause(desk, layer, { once: true, pass: "any" }, server.peek().num_layers);
+  await generate(desk.id, { prompt: question, max_tokens: 8, temperature: 0 }, question);
   const { checkpoint } = desk.session.peek();
-  if (checkpoint) desk.cell.value = { layer: checkpoint.layer, position: checkpoint.end - 1 };
+  if (checkpoint) desk.cell.value = { layer: checkpoint.layer, position: position ?? checkpoint.end - 1 };
 }

@@ -1,10 +1,12 @@
 // The layers of the model, from the first to the last: where the turn stands, and which layers have breakpoints.
 import { useRef, useState } from "preact/hooks";
 import { html } from "../lib/html.js";
+import { visible } from "../lib/tokens.js";
 import { server } from "../state/connection.js";
 import { complain } from "../state/notices.js";
 import { where } from "../state/points.js";
 import { marksOf, togglePause } from "./arming.js";
+import { leadOf } from "./lens_map.js";
 
 const MOVES = { ArrowUp: -1, ArrowDown: 1, PageUp: -8, PageDown: 8, Home: -Infinity, End: Infinity };
 
@@ -12,6 +14,8 @@ export function Ladder({ desk }) {
   const list = useRef(null);
   const count = server.value.num_layers;
   const standing = desk.session.value.checkpoint?.layer ?? null;
+  void desk.lens.version.value;
+  const lead = desk.cell.value && leadOf(desk.lens.column(desk.cell.value.position));
   const [current, setCurrent] = useState(standing ?? 0);
   const move = (event) => {
     const by = MOVES[event.key];
@@ -27,19 +31,20 @@ export function Ladder({ desk }) {
   };
   return html`
     <div class="ladder">
-      <div class="corner dim" aria-hidden="true">${desk.lens.loading.value ? "computing" : "layer"}</div>
+      <div class="corner dim" aria-hidden="true">layer</div>
       <ol ref=${list} aria-label="Layers: choose one to pause after it" onKeyDown=${move}>
         ${Array.from({ length: count }, (_, layer) => html`<${Rung} key=${layer} layer=${layer} standing=${standing}
-          marks=${marksOf(desk.breakpoints.value, layer)} how=${desk.how.value} tab=${layer === current} arm=${arm} />`)}
+          marks=${marksOf(desk.breakpoints.value, layer)} how=${desk.how.value} tab=${layer === current} leads=${lead?.layer === layer ? lead.token.text : null} arm=${arm} />`)}
       </ol>
     </div>
   `;
 }
 
-function Rung({ layer, standing, marks, how, tab, arm }) {
+/** `leads` is the text of the token that takes the lead here, in the column that is looked at, or null. */
+function Rung({ layer, standing, marks, how, tab, leads, arm }) {
   const { pauses, captures, edits } = marks;
   const place = standing === null ? "" : layer === standing ? "here" : layer < standing ? "passed" : "";
-  return html`<li class=${place}>
+  return html`<li class=${leads === null ? place : `${place} leads`}>
     <button tabindex=${tab ? 0 : -1} aria-pressed=${pauses.length > 0}
       aria-label=${spoken(layer, marks, place)}
       title=${pauses.length ? `Remove the pause ${where(pauses[0].point, [layer])}` : `Pause ${where(how.point, [layer])}`}
@@ -48,7 +53,7 @@ function Rung({ layer, standing, marks, how, tab, arm }) {
       <span class="number">${layer}</span>
       <i class="mark capture ${captures.length ? "" : "off"}"></i>
       <i class="mark edit ${edits.length ? "" : "off"}"></i>
-      <span class="stands">${place === "here" ? "paused" : ""}</span>
+      <span class="stands">${place === "here" ? "paused" : leads !== null && visible(leads)}</span>
     </button>
   </li>`;
 }

@@ -1,15 +1,19 @@
 // The ladder of layers beside the heatmap of the lens, and the cell that is looked at: its tokens with their
 // probabilities, and the path of one of them over the layers.
-import { percent } from "../lib/format.js";
+import { called, pythonIn } from "../lib/code.js";
+import { nameOf, number, percent } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { visible } from "../lib/tokens.js";
 import { Failure } from "../shell/controls.js";
+import { CopyAs } from "../shell/copy.js";
 import { server } from "../state/connection.js";
-import { attempt } from "../state/notices.js";
+import { attempt, say } from "../state/notices.js";
 import { AFTER, points } from "../state/points.js";
+import { all } from "../state/sessions.js";
 import { clearCaptures, toggleWatch, watchOf } from "./arming.js";
 import { Heatmap, useWindow } from "./heatmap.js";
 import { Ladder } from "./ladder.js";
+import { leadOf, MEASURES } from "./lens_map.js";
 import { LineChart } from "./line_chart.js";
 
 export function Lens({ desk }) {
@@ -66,10 +70,54 @@ function Tools({ desk }) {
       <p class="row key dim" aria-hidden="true">
         <i class="mark pause"></i>pauses <i class="mark capture"></i>captures <i class="mark edit"></i>edits
       </p>
-      <p class="row key dim">0 % <i class="scale"></i> 100 %</p>
-      <p class="hidden" role="status">${desk.lens.loading.value ? "Computing the lens" : ""}</p>
+      <${Measure} desk=${desk} />
+      <${CopyAs} what="the lens" python=${() => pythonIn(desk.id, called("session.lens_map", [], { positions: rangeOf(desk), top_k: 5 }))}
+        calls=${() => [["GET", `/v1/sessions/${desk.id}/lens?positions=${rangeOf(desk).join(":")}&top_k=5`]]} />
+      <${Computing} desk=${desk} />
     </div>
   `;
+}
+
+/** The positions of a map that one call can have: the last ones. */
+const rangeOf = ({ lens: { end } }) => [Math.max(0, end.peek() - 64), end.peek()];
+
+/** What the cells show. A token's measures are about the one of the list that was chosen last, or the answer. */
+function Measure({ desk }) {
+  const { kind, text, beside } = desk.measure.value;
+  const others = () => all().filter(({ id, tokens }) => id !== desk.id && tokens > 0);
+  const choose = ({ target }) => {
+    const { ofToken, ofSession } = MEASURES[target.value];
+    const { tokenId, text: its } = ofToken ? tokenOf(desk) : { tokenId: null, text: null };
+    const other = ofSession ? others()[0]?.id : null;
+    if (other !== undefined) desk.measure.value = { kind: target.value, tokenId, text: its, beside: other };
+    else say("There is no other session with tokens to compare with.", "error");
+    target.value = desk.measure.peek().kind;
+  };
+  return html`<label>Cells show
+    <select value=${kind} onChange=${choose}>${Object.entries(MEASURES).map(([name, { label }]) => html`<option value=${name}>${label}</option>`)}</select>
+    ${MEASURES[kind].ofSession && html`<select aria-label="The other session" value=${beside} onChange=${({ target }) => (desk.measure.value = { ...desk.measure.peek(), beside: target.value })}>
+      ${others().map((view) => html`<option key=${view.id} value=${view.id}>${nameOf(view)}</option>`)}</select>`}
+    ${MEASURES[kind].ofToken && html`<code>${visible(text)}</code>`}
+    ${["top", "p"].includes(kind) && html`<span class="row key">0 % <i class="scale"></i> 100 %</span>`}
+  </label>`;
+}
+
+/** `{tokenId, text}`: the pinned token, or else what the model says last where one looks. */
+function tokenOf(desk) {
+  if (desk.pinned.peek()) return desk.pinned.peek();
+  const position = desk.cell.peek()?.position ?? desk.lens.end.peek() - 1;
+  return leadOf(desk.lens.column(position))?.token ?? { tokenId: 0, text: "" };
+}
+
+/** How far the map is. It keeps its place when there is nothing to wait for. */
+function Computing({ desk }) {
+  void desk.lens.version.value;
+  const isLoading = desk.lens.loading.value;
+  const { done, all } = desk.lens.progress();
+  return html`<p class="row tight computing dim">
+    <span class="hidden" role="status">${isLoading ? "Computing the lens" : ""}</span>
+    ${isLoading && all > 0 && html`<progress aria-label="The lens" max=${all} value=${done}></progress><span aria-hidden="true">${number(done)} of ${number(all)}</span>`}
+  </p>`;
 }
 
 const pausable = () => [...new Set(points.value.filter(({ layers, no_pause }) => layers && !no_pause).map(({ name }) => name))]
@@ -83,6 +131,7 @@ function Cell({ desk }) {
   return html`
     <aside class="details stack" aria-label="The chosen cell">
       <p role="status">${summary(cell, column, top)}</p>
+      <${Lead} column=${column} />
       <ol class="tops">
         ${(top ?? []).map((token) => html`<${Top} key=${token.tokenId} desk=${desk} token=${token} />`)}
       </ol>
@@ -99,13 +148,25 @@ function summary(cell, column, top) {
   return html`${where}, after ${code(column.text)}: ${code(best.text)} <b>${percent(best.p)}</b>`;
 }
 
+/** Where the last answer of a column takes the lead. */
+function Lead({ column }) {
+  const lead = leadOf(column);
+  if (!lead) return html`<p class="lead" />`;
+  const isLast = lead.last === server.value.num_layers - 1;
+  return html`<p class="lead">${code(lead.token.text)} leads from <b>layer ${lead.layer}</b> on${isLast ? "" : ", so far"}.</p>`;
+}
+
 const code = (text) => html`<code>${visible(text)}</code>`;
 
 function Top({ desk, token }) {
   const { position } = desk.cell.value;
   const pinned = desk.pinned.value;
   const isPinned = pinned?.tokenId === token.tokenId && pinned.position === position;
-  const pin = () => (desk.pinned.value = isPinned ? null : { tokenId: token.tokenId, text: token.text, position });
+  const pin = () => {
+    desk.pinned.value = isPinned ? null : { tokenId: token.tokenId, text: token.text, position };
+    const { kind } = desk.measure.peek();
+    if (!isPinned && MEASURES[kind].ofToken) desk.measure.value = { kind, tokenId: token.tokenId, text: token.text, beside: null };
+  };
   return html`<li>
     <button aria-pressed=${isPinned} onClick=${pin} title="Draw this token's path over the layers">
       <code>${visible(token.text)}</code><span class="bar" style=${{ "--p": `${100 * token.p}%` }}></span>
@@ -118,15 +179,17 @@ function Top({ desk, token }) {
 function Path({ desk }) {
   const pinned = desk.pinned.value;
   if (!pinned) return html`<p class="path dim">Choose a token of the list to see its path over the layers.</p>`;
-  const rows = desk.lens.column(pinned.position)?.rows ?? new Map();
-  const at = (layer) => rows.get(layer)?.find((token) => token.tokenId === pinned.tokenId)?.p ?? null;
+  const { rows = new Map(), values: measured } = desk.lens.column(pinned.position) ?? {};
+  const { kind, tokenId } = desk.measure.value;
+  const isMeasured = kind === "p" && tokenId === pinned.tokenId;
+  const at = (layer) => (isMeasured ? measured?.get(layer) : rows.get(layer)?.find((token) => token.tokenId === pinned.tokenId)?.p) ?? null;
   const values = Array.from({ length: server.value.num_layers }, (_, layer) => at(layer));
   return html`
     <div class="path stack">
       <h3><code>${visible(pinned.text)}</code> at position ${pinned.position}, by layer</h3>
       <${LineChart} label="Probability of ${visible(pinned.text)} by layer" values=${values} from=${0}
         format=${percent} />
-      <p class="dim">A layer has no point where the token is not among the five best.</p>
+      ${!isMeasured && html`<p class="dim">A layer has no point where the token is not among the five best. Let cells show its probability to see all.</p>`}
     </div>
   `;
 }

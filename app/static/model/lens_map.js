@@ -2,17 +2,34 @@
 import { signal } from "@preact/signals";
 import { call } from "../lib/api.js";
 
-/** Positions in sight at first, and most of one request. The first request of a round has one position, and each later
- * one twice as many: so something is there soon, also beside the turns of others, which a lens gives way to. */
+/** Positions in sight at first, and most of one request. */
 const BLOCK = 64;
+/** The first request of a round has one position and few layers, so that something is there at once. A later one has twice
+ * as much as the one before, or half where that took longer: a lens gives way to the turns of others. */
+const FIRST_LAYERS = 8;
+const PATIENCE_MS = 300;
 /** Tokens of a cell in sight, and at the position that is looked at: the most that the server tells. */
 const [ONE, MOST] = [1, 5];
 const NOWHERE = { first: 0, end: 0 };
 const AGAIN_MS = 1000;
 
+/** What a cell may show beside its likeliest token: whether it is about a token, or in comparison with another session, and what of
+ * the server's answer it is. */
+export const MEASURES = {
+  top: { label: "the likeliest token" },
+  p: { label: "probability of a token", ofToken: true, of: (layer, at) => probability(layer.chosen_logprobs[at][0] ?? null) },
+  rank: { label: "rank of a token", ofToken: true, of: (layer, at) => (layer.ranks[at][0] ?? NaN) + 1 },
+  entropy: { label: "entropy", of: (layer, at) => layer.entropies[at] ?? NaN },
+  kl: { label: "KL to the last layer", of: (layer, at) => layer.divergences[at] ?? NaN },
+  beside: { label: "KL to another session", ofSession: true, of: (layer, at) => layer.beside_divergences[at] ?? NaN },
+};
+
 /** The map of a session. `version` changes with its content; read it, then `column`. */
 export function makeLensMap(id) {
-  const state = { id, columns: new Map(), round: 0, end: 0, wanted: NOWHERE, detail: null, numLayers: 0, asking: null, most: 1 };
+  const state = {
+    id, columns: new Map(), round: 0, end: 0, wanted: NOWHERE, detail: null, numLayers: 0, asking: null, most: 1,
+    measure: { kind: "top", tokenId: null, beside: null },
+  };
   const map = {
     version: signal(0),
     /** One more than the last position. */
@@ -21,10 +38,12 @@ export function makeLensMap(id) {
     calls: signal(0),
     loading: signal(false),
     error: signal(null),
-    /** What is known at a position: `{position, tokenId, text, rows, old, rounds}`, or undefined. `rows` is a Map from
-     * layers to tokens, best first: `{tokenId, text, p}`. `old` has layers to ask for anew, `rounds` the round in which so
-     * many tokens were asked for. */
+    /** What is known at a position: `{position, tokenId, text, rows, values, old, tried}`, or undefined. `rows` is a Map from
+     * layers to tokens, best first: `{tokenId, text, p}`; `values` one to what is measured. `old` has layers to ask for anew,
+     * `tried` by layer the round in which it was asked for, and how many tokens. */
     column: (position) => state.columns.get(position),
+    /** `{done, all}`: of the cells in sight, how many need not be asked for. */
+    progress: () => progressOf(state),
     /** The history has `end` positions now, and there may be more to know of them. What is known stays, and what is
      * under way comes, unless `isAnew` says that others may stand there. `calls` says that one must see the last. */
     show: (end, numLayers, { isAnew, calls }) => {
@@ -45,10 +64,22 @@ export function makeLensMap(id) {
       state.detail = position;
       work(state, map);
     },
+    /** Show this of each cell too: a key of `MEASURES`, with its token or the id of its session. */
+    measure: ({ kind, tokenId, beside }) => {
+      const known = state.measure;
+      if (kind === known.kind && tokenId === known.tokenId && beside === known.beside) return;
+      state.measure = { kind, tokenId, beside };
+      state.asking?.abort();
+      for (const { values } of state.columns.values()) values.clear();
+      begin(state, map);
+    },
     /** What is known after a layer is not so any more: it stays until there is an answer. Null: all of them, at once. */
     forget: (layer = null) => {
       state.asking?.abort();
-      for (const { rows, old } of state.columns.values()) layer === null ? rows.clear() : old.add(layer);
+      for (const { rows, values, old } of state.columns.values()) {
+        if (layer === null) [rows, values].forEach((each) => each.clear());
+        else old.add(layer);
+      }
       begin(state, map);
     },
     /** Nobody looks any more. */
@@ -71,6 +102,14 @@ function sightAt({ end: before, wanted }, end) {
   return { first: Math.min(wanted.first, end), end: Math.min(wanted.end, end) };
 }
 
+function progressOf(state) {
+  const { first, end } = state.wanted;
+  let missed = 0;
+  for (let position = first; position < end; position++) missed += missing(state, position, ONE).length;
+  const all = (end - first) * state.numLayers;
+  return { done: all - missed, all };
+}
+
 /** Begin a round: what is missing may be there by now. */
 function begin(state, map) {
   state.round += 1;
@@ -84,8 +123,10 @@ async function work(state, map) {
   map.loading.value = true;
   try {
     for (let next = nextOf(state); next !== null; next = nextOf(state)) {
+      const began = performance.now();
       await ask(state, next);
-      state.most = Math.min(BLOCK, 2 * state.most);
+      const isSlow = performance.now() - began > PATIENCE_MS;
+      state.most = isSlow ? Math.max(1, state.most >> 1) : Math.min(BLOCK, 2 * state.most);
       map.version.value += 1;
     }
     map.error.value = null;
@@ -98,10 +139,10 @@ async function work(state, map) {
 }
 
 async function ask(state, next) {
-  const { round } = state;
+  const { round, measure } = state;
   const { signal } = (state.asking = new AbortController());
   try {
-    for (const column of await fetchLens(state.id, next, signal)) {
+    for (const column of await fetchLens(state.id, next, measure, signal)) {
       if (!signal.aborted && column.position < state.end) storeColumn(state.columns, column, next, round);
     }
   } catch (error) {
@@ -114,7 +155,7 @@ async function ask(state, next) {
 function nextOf(state) {
   const { wanted, detail, end } = state;
   const looked = detail !== null && detail < end ? missing(state, detail, MOST) : [];
-  if (looked.length) return { first: detail, end: detail + 1, layers: looked, count: MOST };
+  if (looked.length) return { first: detail, end: detail + 1, layers: some(state, looked), count: MOST };
   const missed = (position) => missing(state, position, ONE).join();
   let last = wanted.end - 1;
   while (last >= wanted.first && !missed(last)) last -= 1;
@@ -122,40 +163,55 @@ function nextOf(state) {
   const same = missed(last);
   let first = last;
   while (first > wanted.first && last + 1 - first < state.most && missed(first - 1) === same) first -= 1;
-  return { first, end: last + 1, layers: missing(state, last, ONE), count: ONE };
+  return { first, end: last + 1, layers: some(state, missing(state, last, ONE)), count: ONE };
 }
 
-/** The layers of which fewer than `count` tokens are known at a position, if it was not asked for in this round. */
-function missing({ columns, round, numLayers }, position, count) {
+/** The uppermost layers, where the answer is, as long as one must not wait for more. */
+const some = ({ most }, layers) => (most === 1 ? layers.slice(-FIRST_LAYERS) : layers);
+
+/** The layers of which fewer than `count` tokens are known at a position, or not what is measured, if they were not asked for
+ * in this round. */
+function missing({ columns, round, numLayers, measure }, position, count) {
   const column = columns.get(position);
-  if (column?.rounds[count] === round) return [];
-  return [...Array(numLayers).keys()].filter((layer) => column?.old.has(layer) || !(column?.rows.get(layer)?.length >= count));
+  return [...Array(numLayers).keys()].filter((layer) => {
+    const tried = column?.tried.get(layer);
+    if (tried?.round === round && tried.count >= count) return false;
+    const isKnown = column?.rows.get(layer)?.length >= count && (measure.kind === "top" || column.values.has(layer));
+    return !isKnown || column.old.has(layer);
+  });
 }
 
 /** Put an answer into `columns`. It adds to what is known there, unless another token stands there now. */
 function storeColumn(columns, fresh, { layers, count }, round) {
   const known = columns.get(fresh.position);
-  const before = known?.tokenId === fresh.tokenId ? known : { rows: [], old: [], rounds: {} };
-  const [rows, old] = [new Map(before.rows), new Set(before.old)];
+  const before = known?.tokenId === fresh.tokenId ? known : { rows: [], values: [], old: [], tried: [] };
+  const [rows, values, old, tried] = [new Map(before.rows), new Map(before.values), new Set(before.old), new Map(before.tried)];
   for (const layer of layers) {
     const top = fresh.rows.get(layer);
     if (old.delete(layer)) rows.delete(layer);
     if (top && !(rows.get(layer)?.length > top.length)) rows.set(layer, top);
+    if (!Number.isNaN(fresh.values.get(layer) ?? NaN)) values.set(layer, fresh.values.get(layer)); // the others may be known later
+    tried.set(layer, { round, count });
   }
-  columns.set(fresh.position, { ...fresh, rows, old, rounds: { ...before.rounds, [count]: round } });
+  columns.set(fresh.position, { ...fresh, rows, values, old, tried });
 }
 
-/** A list of `{position, tokenId, text, rows}` for positions in `[first, end)`, where `rows` is a Map from layers to
+/** A list of `{position, tokenId, text, rows, values}` for positions in `[first, end)`, where `rows` is a Map from layers to
  * the `count` best tokens, `{tokenId, text, p}`: without a layer whose residual stream is not kept there. `p` is NaN
  * where that is not finite. */
-async function fetchLens(id, { first, end, layers, count }, signal) {
-  const query = { positions: `${first}:${end}`, layers: layers.join(","), top_k: count };
+async function fetchLens(id, { first, end, layers, count }, { kind, tokenId, beside }, signal) {
+  const { ofToken, ofSession, of } = MEASURES[kind];
+  const query = {
+    positions: `${first}:${end}`, layers: layers.join(","), top_k: count,
+    tokens: ofToken ? tokenId : null, beside: ofSession ? beside : null, measures: of && !ofToken && !ofSession ? true : null,
+  };
   const found = await call("GET", `/v1/sessions/${id}/lens`, { query, signal });
   const textOf = (tokenId) => found.texts[tokenId];
   return found.token_ids.map((tokenId, at) => {
     const kept = found.layers.filter((each) => each.token_ids[at].length);
     const rows = new Map(kept.map((each) => [each.layer, topOf(each, at, textOf)]));
-    return { position: first + at, tokenId, text: textOf(tokenId), rows };
+    const values = new Map(of ? kept.map((each) => [each.layer, of(each, at)]) : []);
+    return { position: first + at, tokenId, text: textOf(tokenId), rows, values };
   });
 }
 
@@ -163,3 +219,14 @@ const topOf = ({ token_ids, logprobs }, at, textOf) =>
   token_ids[at].map((tokenId, rank) => ({ tokenId, text: textOf(tokenId), p: probability(logprobs[at][rank]) }));
 
 const probability = (logprob) => (logprob === null ? NaN : Math.exp(logprob));
+
+/** The layer from which on a column's last answer is the likeliest: `{layer, token}`, as far as it is known without a gap; null
+ * without an answer. */
+export function leadOf(column) {
+  const known = [...(column?.rows.keys() ?? [])].sort((one, other) => other - one);
+  if (known.length === 0) return null;
+  const token = column.rows.get(known[0])[0];
+  let layer = known[0];
+  while (column.rows.get(layer - 1)?.[0].tokenId === token.tokenId) layer -= 1;
+  return { layer, last: known[0], token };
+}

@@ -1,9 +1,9 @@
 // The screen inside the model: one session, layer by layer.
 import { useEffect } from "preact/hooks";
-import { counted, positions, shortId } from "../lib/format.js";
+import { counted, positions } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Foreign, isForeign, TimeLeft } from "../session/screen.js";
-import { Loading } from "../shell/controls.js";
+import { Loading, Named } from "../shell/controls.js";
 import { server } from "../state/connection.js";
 import { historyOf, loadHistory } from "../state/history.js";
 import { attempt } from "../state/notices.js";
@@ -13,11 +13,12 @@ import { Attention } from "./attention.js";
 import { Compare } from "./compare.js";
 import { attend, deskOf } from "./desk.js";
 import { EditForm } from "./edit_form.js";
+import { Features } from "./features.js";
 import { Lens } from "./lens.js";
 import { Norms } from "./norms.js";
+import { Steering } from "./steering.js";
 import { Throughput } from "./throughput.js";
 import { Turn } from "./turn.js";
-import { TwoPrompts } from "./two_prompts.js";
 import { refreshVectors, Vectors } from "./vectors.js";
 
 export function ModelScreen({ id }) {
@@ -49,10 +50,11 @@ function Inside({ desk }) {
     <${Throughput} id=${desk.id} />
     <${Lens} desk=${desk} />
     <${Attention} desk=${desk} />
+    <${Steering} />
     <${EditForm} desk=${desk} />
     <${Compare} desk=${desk} />
+    <${Features} desk=${desk} />
     <${Norms} desk=${desk} />
-    <${TwoPrompts} desk=${desk} />
     <${Vectors} />
   `;
 }
@@ -62,7 +64,7 @@ function Standing({ desk }) {
   return html`
     <header class="standing row">
       <h1>Inside the model</h1>
-      <a href=${linkTo(desk.id)} class="mono" title=${desk.id}>${shortId(desk.id)}</a>
+      <a href=${linkTo(desk.id)} title=${desk.id}><${Named} view=${view} /></a>
       <p role="status"><${Place} view=${view} /></p>
       ${view.checkpoint && html`<p class="dim left"><${TimeLeft} ...${view.checkpoint} /></p>`}
     </header>

@@ -57,7 +57,7 @@ export function Vectors() {
 }
 
 function List({ found }) {
-  if (!found.length) return html`<p class="dim">There are none. Make one from two prompts, or add a file.</p>`;
+  if (!found.length) return html`<p class="dim">There are none. “Steering” makes one from two prompts; or add a file.</p>`;
   return html`<table>
     <thead><tr>
       <th>name</th><th class="number">size</th><th>type</th><th class="number">norm</th>

@@ -1,7 +1,7 @@
 // What can be done with a session: its phase, forks, files, and its end.
 import { useSignal } from "@preact/signals";
 import { ApiError, call, open } from "../lib/api.js";
-import { bytes, shortId } from "../lib/format.js";
+import { bytes, nameOf } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { CloseButton } from "../shell/close.js";
 import { Button, errorElse, Failure, isAbout, told, useAction, Wrong } from "../shell/controls.js";
@@ -47,12 +47,12 @@ export function Actions({ view }) {
 const DAY_S = 86_400;
 
 /** Tell its phase. `back` is a text: seconds until it goes on, or nothing. */
-async function signal({ id }, phase, back = "") {
+async function signal(view, phase, back = "") {
   const body = { phase };
   if (back.trim()) body.resume_in_ms = 1000 * secondsOf(back);
-  const { moving } = await call("POST", `/v1/sessions/${id}/phase`, { body });
+  const { moving } = await call("POST", `/v1/sessions/${view.id}/phase`, { body });
   const moved = moving ? `${bytes(moving.bytes)} of KV go to the ${moving.to}` : "nothing has to move";
-  say(`Session ${shortId(id)} has phase ${phase}: ${moved}`);
+  say(`Session ${nameOf(view)} has phase ${phase}: ${moved}`);
 }
 
 /** The API counts milliseconds: its refusal would name another range. */
@@ -69,11 +69,12 @@ async function fork({ id }) {
 }
 
 /** Save it as a file where the user says, or where the browser puts downloads. */
-async function save({ id }) {
+async function save(view) {
+  const { id } = view;
   const name = `${id}.safetensors`;
   const path = `/v1/sessions/${id}/export`;
   const size = await (window.showSaveFilePicker ? saveTo(path, name) : download(path, name));
-  say(`Session ${shortId(id)} is saved as ${name}: ${bytes(size)}`);
+  say(`Session ${nameOf(view)} is saved as ${name}: ${bytes(size)}`);
 }
 
 /** Straight to the disk: a file can be larger than memory. The place is asked for while the click still counts. */

@@ -1,6 +1,7 @@
 // The tree of forks that a session belongs to.
 import { counted, number, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
+import { Named } from "../shell/controls.js";
 import { linkTo } from "../state/route.js";
 import { ids, sessionOf, stateWord } from "../state/sessions.js";
 
@@ -23,7 +24,7 @@ function Branch({ node: { id, children }, here, isRoot }) {
   const view = sessionOf(id).value;
   return view && html`<li>
     <span class="node row">
-      <a href=${linkTo(view.id)} aria-current=${view.id === here ? "true" : null}>${shortId(view.id)}</a>
+      <a href=${linkTo(view.id)} aria-current=${view.id === here ? "true" : null}><${Named} view=${view} /></a>
       <span class=${`chip state-${view.state}`}>${stateWord(view)}</span>
       <span class="dim number">${counted(view.tokens, "token")}${origin(view, isRoot)}</span>
     </span>

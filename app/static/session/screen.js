@@ -1,8 +1,8 @@
 // The screen of one session: its parts, which session it is, and what must not be overlooked.
-import { place, positions, shortId, until } from "../lib/format.js";
+import { nameOf, place, positions, shortId, until } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { CloseButton } from "../shell/close.js";
-import { Failure } from "../shell/controls.js";
+import { Failure, Named } from "../shell/controls.js";
 import { isAway, server } from "../state/connection.js";
 import { linkTo } from "../state/route.js";
 import { sessionOf, stateWord } from "../state/sessions.js";
@@ -40,12 +40,12 @@ export function SessionScreen({ id }) {
 
 const Heading = ({ view }) => html`
   <header class="heading row">
-    <h1 title=${view.id}>Session ${shortId(view.id)}</h1>
+    <h1 title=${view.id}>${nameOf(view) === shortId(view.id) && "Session "}<${Named} view=${view} /></h1>
     <span class=${`chip state-${view.state}`}>${stateWord(view)}</span>
     <span class=${`chip phase-${view.phase}`}>phase ${view.phase}</span>
     <span class=${`chip tier-${view.kv.tier ?? "none"}`}>KV ${place(view.kv)}</span>
     ${view.forked_from && html`<span class="chip">fork</span>`}
-    ${Object.entries(view.metadata).map(([name, value]) => html`<span key=${name} class="chip">${name}: ${value}</span>`)}
+    ${Object.entries(view.metadata).filter(([name]) => name !== "name").map(([name, value]) => html`<span key=${name} class="chip">${name}: ${value}</span>`)}
     <a class="inside" href=${linkTo(view.id, "model")}>Inside the model</a>
   </header>
 `;

@@ -2,10 +2,13 @@
 import { useEffect } from "preact/hooks";
 import { bytes, counted, number } from "../lib/format.js";
 import { html } from "../lib/html.js";
+import { LookInside } from "../model/example.js";
 import { Button } from "../shell/controls.js";
 import { DropZone } from "../shell/import.js";
 import { memory } from "../state/memory.js";
+import { EXPERIMENTS } from "../state/route.js";
 import { ids } from "../state/sessions.js";
+import { isPhone } from "../state/window.js";
 import { Findings, InWords } from "./findings.js";
 import { Board } from "./board/board.js";
 import { Charts } from "./charts/charts.js";
@@ -17,9 +20,9 @@ import { Table } from "./table/table.js";
 export function SessionsScreen() {
   useEffect(keepListing, []);
   return html`<div class="sessions">
-    <div class="stack"><${Toolbar} /><${Findings} /><${Imports} /></div>
-    <div class="overview"><${Board} /><${Charts} /></div>
-    <${Table} />
+    <div class="stack"><${Toolbar} /><${Welcome} /><${Findings} /><${Imports} /></div>
+    <div class="overview"><${Board} /><${Folded} title="The last 10 minutes"><${Charts} /><//></div>
+    <div class="stack"><${Filters} /><${Table} /></div>
     <${Tenants} />
     <${DropZone} take=${importAll} /><${CreateDialog} />
   </div>`;
@@ -35,6 +38,18 @@ const Toolbar = () => html`
       <${Button} class="primary" onClick=${() => (creating.value = true)}>New session<//>
     </div>
   </div>
+`;
+
+/** Something to begin with, where nothing is open. */
+const Welcome = () => ids.value.length === 0 && html`<section class="panel welcome" aria-label="To begin with">
+  <p><b>See a model think.</b> Stop it between two layers and read what it would say, or find the head of attention that moves a name.</p>
+  <${LookInside} /> <a class="button" href=${EXPERIMENTS}>Which head moves the name?</a>
+</section>`;
+
+/** On a phone what is not the board is folded: it is one touch away. */
+const Folded = ({ title, children }) => (isPhone.value ? html`<details class="folded"><summary>${title}</summary>${children}</details>` : children);
+
+const Filters = () => html`
   <div class="filters" role="group" aria-label="Filters">
     <input
       type="search" id="search" placeholder="Find an id or a tag" aria-label="Find an id or a tag" value=${text.value}
@@ -51,14 +66,15 @@ function Shown() {
   return isFiltered() ? `${number(listed.value.length)} of ${counted(total, "session")}` : counted(total, "session");
 }
 
-const Facet = ({ facet: { key, title, values } }) => html`<fieldset class="facet">
-  <legend>${title}</legend>
-  ${values.filter((value) => chosen.value[key].includes(value) || counts.value[key]?.[value] > 0).map(
-    (value) => html`<button key=${value} aria-pressed=${chosen.value[key].includes(value)} onClick=${() => toggle(key, value)}>
+function Facet({ facet: { key, title, values } }) {
+  const shown = values.filter((value) => chosen.value[key].includes(value) || counts.value[key]?.[value] > 0);
+  return shown.length > 0 && html`<fieldset class="facet">
+    <legend>${title}</legend>
+    ${shown.map((value) => html`<button key=${value} aria-pressed=${chosen.value[key].includes(value)} onClick=${() => toggle(key, value)}>
       ${value} <span class="count">${number(counts.value[key]?.[value] ?? 0)}</span>
-    </button>`,
-  )}
-</fieldset>`;
+    </button>`)}
+  </fieldset>`;
+}
 
 function BiggestFirst() {
   const isOn = order.value.by === "bytes" && order.value.down;

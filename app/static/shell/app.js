@@ -1,6 +1,7 @@
 // The frame around every screen.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { counted, shortId } from "../lib/format.js";
+import { ExperimentsScreen } from "../experiments/screen.js";
+import { counted, nameOf, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { ModelScreen } from "../model/screen.js";
 import { SessionScreen } from "../session/screen.js";
@@ -12,8 +13,10 @@ import { ids, known, sessionOf } from "../state/sessions.js";
 import { CloseDialog } from "./close.js";
 import { Header } from "./header.js";
 import { Help } from "./help.js";
+import { Icon } from "./icons.js";
 import { keepPage } from "./import.js";
 import { Empty } from "./controls.js";
+import { Palette } from "./palette.js";
 
 export function App() {
   const place = useRef(null);
@@ -23,8 +26,9 @@ export function App() {
     // A session is read from its top. The browser itself goes back to where the list was.
     if (place.current && route.value.id !== null) scrollTo(0, 0);
     place.current = route.value;
-    document.title = titleOf(route.value);
   }, [route.value]);
+  const title = titleOf(route.value);
+  useEffect(() => void (document.title = title), [title]);
   useEffect(keepPage, []);
   return html`
     <a class="skip" href="#main" onClick=${skip}>Skip to the content</a>
@@ -33,12 +37,15 @@ export function App() {
     <${Notices} />
     <${CloseDialog} />
     <${Help} />
+    <${Palette} />
   `;
 }
 
 function titleOf({ screen, id, part }) {
+  if (screen === "experiments") return "Experiments · Djinn";
   if (screen !== "sessions" || id === null) return "Sessions · Djinn";
-  return `${part === "model" ? "Inside the model" : "Session"} ${shortId(id)} · Djinn`;
+  const view = sessionOf(id).value;
+  return `${view ? nameOf(view) : `Session ${shortId(id)}`}${part === "model" ? ", inside the model" : ""} · Djinn`;
 }
 
 function Screen() {
@@ -47,6 +54,7 @@ function Screen() {
   if (state === "refused") return html`<${Empty} title="The server will not tell">${message}<//>`;
   if (!known.value) return html`<${Empty} title=${message}>Sessions appear here as soon as the server answers.<//>`;
   const { screen, id, part } = route.value;
+  if (screen === "experiments") return html`<${ExperimentsScreen} />`;
   if (screen !== "sessions" || id === null) return html`<${SessionsScreen} />`;
   if (sessionOf(id).value === null) return html`<${Gone} id=${id} />`;
   return part === "model" ? html`<${ModelScreen} key=${id} id=${id} />` : html`<${SessionScreen} key=${id} id=${id} />`;
@@ -89,7 +97,7 @@ const Notices = () => html`
   <ol class="notices" aria-label="Messages" aria-live="polite">
     ${notices.value.map(
       ({ id, kind, text }) => html`<li key=${id} class=${kind} role=${kind === "error" ? "alert" : null}>
-        ${text} <button class="quiet" aria-label="Close this message" onClick=${() => dismiss(id)}>✕</button>
+        ${text} <button class="quiet" aria-label="Close this message" onClick=${() => dismiss(id)}><${Icon} name="close" /></button>
       </li>`,
     )}
   </ol>

@@ -1,6 +1,7 @@
 // Buttons that say why they do nothing now, fields that say what is wrong with their values, and what stands in a place
 // that has nothing to show: empty, loading, or in error.
 import { useSignal } from "@preact/signals";
+import { nameOf, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { AWAY, isAway, isPast } from "../state/connection.js";
 import { route } from "../state/route.js";
@@ -21,6 +22,9 @@ export function Button({ why = null, title = null, onClick, children, ...rest })
     </button>
   `;
 }
+
+/** What a session's client calls it, then the end of its id, which tells apart two of one name. Without a name the id is the name. */
+export const Named = ({ view }) => html`${nameOf(view)}${nameOf(view).endsWith(shortId(view.id)) ? "" : html` <span class="mono dim short-id">${shortId(view.id)}</span>`}`;
 
 /** `control` is a function that gets what ties the control to its label and its error. `error` is a text, or null. */
 export function Field({ id, label, name = id, error, wide, children, control }) {

@@ -1,12 +1,13 @@
 // Which server this is, whether it is heard, and where one is on the page.
 import { effect, signal } from "@preact/signals";
-import { counted, shortId } from "../lib/format.js";
+import { counted, nameOf } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { connection, enterKey, key, server } from "../state/connection.js";
 import { memory } from "../state/memory.js";
-import { HOME, linkTo, route } from "../state/route.js";
+import { EXPERIMENTS, HOME, linkTo, route } from "../state/route.js";
 import { sessionOf } from "../state/sessions.js";
 import { helping } from "./help.js";
+import { Icon } from "./icons.js";
 
 const THEMES = ["system", "light", "dark"];
 const theme = signal("system");
@@ -21,19 +22,21 @@ export function Header() {
       <${Figures} />
       <${Connection} />
       ${key.value && html`<button class="quiet" onClick=${() => enterKey("")}>Forget the key</button>`}
-      <button class="quiet" onClick=${nextTheme}>Theme: ${theme.value}</button>
-      <button class="quiet" aria-label="Keyboard help" aria-keyshortcuts="?" title="Keyboard help (?)" onClick=${() => (helping.value = true)}>?</button>
+      <button class="quiet square" aria-label="Theme: ${theme.value}" title="Theme: ${theme.value}" onClick=${nextTheme}><${Icon} name=${theme.value} /></button>
+      <button class="quiet square" aria-label="Keyboard help" aria-keyshortcuts="?" title="Keyboard help (?)" onClick=${() => (helping.value = true)}><${Icon} name="help" /></button>
     </header>
   `;
 }
 
 function Places() {
   const { screen, id, part } = route.value;
-  const inSession = screen === "sessions" && id !== null && sessionOf(id).value !== null;
+  const view = screen === "sessions" && id !== null ? sessionOf(id).value : null;
+  const isExperiment = screen === "experiments";
   return html`
-    <${Place} href=${HOME} here=${!inSession}>Sessions<//>
-    ${inSession && html`<${Place} href=${linkTo(id)} here=${part !== "model"}>Session ${shortId(id)}<//>`}
-    ${inSession && html`<${Place} href=${linkTo(id, "model")} here=${part === "model"}>Inside the model<//>`}
+    <${Place} href=${HOME} here=${!view && !isExperiment}>Sessions<//>
+    <${Place} href=${EXPERIMENTS} here=${isExperiment}>Experiments<//>
+    ${view && html`<span class="within"><${Place} href=${linkTo(id)} here=${part !== "model"}><span class="hidden">Session </span><span class="ellipsis">${nameOf(view)}</span><//>
+      <${Place} href=${linkTo(id, "model")} here=${part === "model"}>Inside the model<//></span>`}
   `;
 }
 

@@ -19,7 +19,9 @@ export const pointIn = (layer, point) =>
 
 /** Layers, and the point in them, in words. */
 export function where(point, layers) {
-  const shown = `layer${layers.length > 1 ? "s" : ""} ${layers.join(", ")}`;
+  const [first, last] = [layers[0], layers.at(-1)];
+  const isRun = layers.length > 2 && last - first === layers.length - 1;
+  const shown = `layer${layers.length > 1 ? "s" : ""} ${isRun ? `${first} to ${last}` : layers.join(", ")}`;
   return point === AFTER ? `after ${shown}` : `at ${point} of ${shown}`;
 }
 

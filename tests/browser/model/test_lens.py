@@ -38,13 +38,13 @@ def test_the_last_layer_says_what_the_turn_then_says(inside: Inside) -> None:
 def test_one_click_from_an_empty_server_leads_to_the_answer(http: httpx.Client, open_page: OpenPage) -> None:
     page = open_page("/")
     page.get_by_role("button", name="Look inside the model").click()
-    expect(page.get_by_role("status").filter(has_text="paused after layer 2 of 3")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="paused after layer 3 of 3")).to_be_visible()
     [view] = http.get("/v1/sessions").json()["data"]
     position = view["checkpoint"]["end"] - 1
     told = page.get_by_label("The chosen cell").get_by_role("status")
-    expect(told).to_contain_text(f"Layer 2, position {position}, after")
-    expect(page.locator(f"#cell-2-{position}")).not_to_be_empty()
-    assert view["metadata"] == {"name": "inside the model"}
+    expect(told).to_contain_text(f"Layer 3, position {position}, after")
+    expect(page.locator(f"#cell-3-{position}")).not_to_be_empty()
+    assert view["metadata"] == {"name": "The Eiffel Tower"}
 
 
 def test_a_step_fills_in_the_next_layer_and_clearing_forgets_what_was(inside: Inside) -> None:

@@ -9,8 +9,9 @@ import pytest
 from playwright.sync_api import expect
 from safetensors.numpy import load, save
 
+from djinn import Djinn
 from tests.browser.conftest import OpenPage
-from tests.browser.filling import drop
+from tests.browser.filling import drop, eventually
 from tests.browser.model.conftest import Inside
 
 pytestmark = pytest.mark.browser
@@ -31,14 +32,14 @@ def captured(inside: Inside, prompt: str, layer: int) -> np.ndarray:
 @pytest.mark.parametrize("over", ["last", "mean"])
 def test_two_prompts_make_a_vector(inside: Inside, over: str) -> None:
     sessions = {each["id"] for each in inside.get("/v1/sessions?limit=100")["data"]}
-    form = inside.page.get_by_role("region", name="A vector from two prompts")
-    form.get_by_label("Prompt", exact=True).fill(FIRST)
-    form.get_by_label("Minus prompt").fill(SECOND)
+    form = inside.page.get_by_role("region", name="Steering")
+    form.get_by_label("More of").fill(FIRST)
+    form.get_by_label("Less of").fill(SECOND)
     form.get_by_label("After layer").fill("1")
     form.get_by_label("Taken over").select_option(over)
-    form.get_by_role("button", name="Compute the difference").click()
-    expect(form.get_by_role("status")).to_have_text(re.compile(r"Its norm is \d"))
-    assert {each["id"] for each in inside.get("/v1/sessions?limit=100")["data"]} == sessions
+    form.get_by_role("button", name="Run both").click()
+    expect(form.get_by_role("status")).to_have_text(re.compile(r"The norm of the direction is \d"))
+    eventually(lambda: {each["id"] for each in inside.get("/v1/sessions?limit=100")["data"]}, sessions)
     form.get_by_label("Keep as").fill(f"cheerful-{over}")
     form.get_by_role("button", name="Keep the vector").click()
     row = inside.page.get_by_role("row", name=f"cheerful-{over}")
@@ -47,7 +48,13 @@ def test_two_prompts_make_a_vector(inside: Inside, over: str) -> None:
     love, hate = (captured(inside, prompt, 1) for prompt in (FIRST, SECOND))
     wanted = love[-1] - hate[-1] if over == "last" else love.mean(axis=0) - hate.mean(axis=0)
     np.testing.assert_allclose(kept, wanted, atol=1e-5)
-    expect(form).not_to_contain_text("Its norm is")
+    expect(form).not_to_contain_text("The norm of the direction is")
+    for strength, title in (("0", "As it is"), ("-4", "Steered by -4")):
+        form.get_by_label("Strength").fill(strength)  # which runs the steered one again, with the vector that is kept
+        with Djinn(str(inside.api.base_url)) as djinn, djinn.sessions.create() as session:
+            session.steer(layer=1, add=kept, factor=float(strength), keep_norm=True)
+            turn = session.generate(prompt="The meeting today was about", max_tokens=40, temperature=0)
+        expect(form.get_by_role("article", name=title)).to_contain_text(turn.text.strip())
     row.get_by_role("button", name=f"Delete cheerful-{over}").click()
     expect(row).to_have_count(0)
     assert f"cheerful-{over}" not in str(inside.get("/v1/vectors"))
@@ -55,9 +62,10 @@ def test_two_prompts_make_a_vector(inside: Inside, over: str) -> None:
 
 def test_what_is_missing_for_a_vector_is_told_beside_its_field(http: httpx.Client, open_page: OpenPage) -> None:
     inside = Inside(http, open_page, refusals=True)
-    form = inside.page.get_by_role("region", name="A vector from two prompts")
-    compute, layer = form.get_by_role("button", name="Compute the difference"), form.get_by_label("After layer")
-    for field, text in ((form.get_by_label("Prompt", exact=True), FIRST), (form.get_by_label("Minus prompt"), SECOND)):
+    form = inside.page.get_by_role("region", name="Steering")
+    compute, layer = form.get_by_role("button", name="Run both"), form.get_by_label("After layer")
+    for field, text in ((form.get_by_label("More of"), FIRST), (form.get_by_label("Less of"), SECOND)):
+        field.fill("")
         compute.click()
         expect(field).to_have_accessible_description("enter a prompt")
         field.fill(text)
@@ -102,9 +110,6 @@ def test_a_file_becomes_a_vector_that_edits_take(http: httpx.Client, open_page: 
     inside.page.on("request", lambda request: kept.append(request.url) if request.method == "POST" else None)
     panel.get_by_role("button", name="Add the file").dblclick()  # which keeps it once
     expect(told).to_contain_text("The vector from-file replaces the one of that name.")
-    form = inside.page.get_by_role("region", name="A vector from two prompts")
-    form.get_by_label("Keep as").fill("from-file")
-    expect(form).to_contain_text("This replaces the vector of that name.")
     assert len([url for url in kept if "/v1/vectors" in url]) == 1
     inside.pause_at(1)
     before = np.array(inside.activation())

@@ -27,7 +27,7 @@ class OnSession:
 
     def open(self, **options: Any) -> Page:
         page = self._open_page(str(self.api.base_url.join(f"/#/sessions/{self.id}")), **options)
-        expect(page.get_by_role("heading", level=1)).to_contain_text("Session")
+        expect(page.get_by_role("heading", level=1)).to_contain_text(self.id[-8:])
         return page
 
     def view(self) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def test_parking_moves_the_kv_away_and_calling_back_brings_it(on: OnSession) -> 
     page.get_by_role("button", name="Park").click()
     on.wait_until(phase="io_wait")
     expect(field).not_to_have_attribute("aria-invalid", "true")
-    expect(page.get_by_role("list", name="Messages")).to_contain_text(f"Session {on.id[-8:]} has phase io_wait: ")
+    expect(page.get_by_role("list", name="Messages")).to_contain_text("Session tester has phase io_wait: ")
     expect(page.get_by_role("heading", level=1).locator("..")).to_contain_text("KV in host memory")
     view = on.view()
     assert view["kv"]["tier"] == "host"
@@ -162,7 +162,7 @@ def test_an_export_is_the_files_content(on: OnSession, tmp_path: Path) -> None:
     page.get_by_role("button", name="Close this message").click()
     page.evaluate(PICK)
     export.click()
-    expect(messages).to_contain_text([f"Session {on.id[-8:]} is saved as {on.id}.safetensors: "])
+    expect(messages).to_contain_text([f"Session tester is saved as {on.id}.safetensors: "])
     expect_same(on, bytes(page.evaluate(SAVED, f"{on.id}.safetensors")))
     page.route("**/export", lambda route: None)  # no answer
     export.click()

@@ -2,6 +2,7 @@
 import { useEffect, useRef } from "preact/hooks";
 import { counted } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
+import { Icon } from "../../shell/icons.js";
 import { memory } from "../../state/memory.js";
 import { go, linkTo } from "../../state/route.js";
 import { LOOKS, TIERS } from "../looks.js";
@@ -37,7 +38,7 @@ const Cells = () => html`<div class="cells">
 function Legend() {
   return html`<div class="legend">
     ${LOOKS.map(
-      ({ key, glyph, word, means }) => html`<span title=${means}><b class="swatch ${key}" aria-hidden="true">${glyph}</b>${word}</span>`,
+      ({ key, word, means }) => html`<span title=${means}><b class="swatch ${key}" aria-hidden="true"><${Icon} name=${key} /></b>${word}</span>`,
     )}
     <span title="the same KV in a second place"><b class="swatch copy" aria-hidden="true"></b>copy</span>
     <${Rest} />

@@ -3,6 +3,7 @@ import { useComputed } from "@preact/signals";
 import { now, second } from "../../lib/clock.js";
 import { bytes, counted, nameOf, place, seconds, waits } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
+import { Icon } from "../../shell/icons.js";
 import { perKey } from "../../state/per_key.js";
 import { sessionOf } from "../../state/sessions.js";
 import { passing } from "../listing.js";
@@ -10,7 +11,7 @@ import { bytesIn, leftOf, lookOf, tagsOf, TIERS } from "../looks.js";
 import { tops } from "./lanes.js";
 import { placesOf } from "./plan.js";
 
-/** Pixels that a name needs beside the glyph. */
+/** Pixels that a name needs beside the icon. */
 const NAME_WIDTH = 78;
 
 export function Cell({ id }) {
@@ -44,7 +45,7 @@ function Spot({ view, tier, place, isCopy, glides, passes }) {
     }}
     tabindex="-1" disabled=${!passes} data-id=${view.id} data-tier=${tier}
     aria-label=${sayAll(view, tier, isCopy)}
-  >${left === null ? look.glyph : html`<${Ring} view=${view} />`}${place.width >= NAME_WIDTH ? ` ${nameOf(view)}` : ""}</button>`;
+  >${left === null ? html`<${Icon} name=${look.key} />` : html`<${Ring} view=${view} />`}${place.width >= NAME_WIDTH ? ` ${nameOf(view)}` : ""}</button>`;
 }
 
 /** Seconds: a ring that has longer to go need not be drawn each second. */

@@ -1,8 +1,9 @@
 // What becomes of each file that is dropped on the screen of all sessions, or chosen there.
 import { useRef } from "preact/hooks";
-import { bytes, shortId } from "../../lib/format.js";
+import { bytes, nameOf } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
 import { Button } from "../../shell/controls.js";
+import { Icon } from "../../shell/icons.js";
 import { importFile } from "../../shell/import.js";
 import { perKey } from "../../state/per_key.js";
 import { linkTo } from "../../state/route.js";
@@ -32,11 +33,11 @@ function Outcome({ id, name, size, state, view, error, file }) {
   return html`
     <span><b>${name}</b> (${bytes(size)}): </span>
     ${state === "sending" && html`<span class="grow">importing <progress aria-label=${`Importing ${name}`}></progress></span>`}
-    ${state === "done" && html`<span class="grow">is <a href=${linkTo(view.id)}>session ${shortId(view.id)}</a> now${isWithoutKV(view) &&
+    ${state === "done" && html`<span class="grow">is <a href=${linkTo(view.id)}>session ${nameOf(view)}</a> now${isWithoutKV(view) &&
     ". Its KV was not kept, as this server has no disk tier: the next turn computes it again"}</span>`}
     ${state === "failed" && html`<span class="grow failure" role="alert">${error.message}</span>`}
     ${state === "failed" && html`<button onClick=${() => send(id, file)}>Try again</button>`}
-    ${state !== "sending" && html`<button class="quiet" aria-label=${`Forget the import of ${name}`} onClick=${() => drop(id)}>✕</button>`}
+    ${state !== "sending" && html`<button class="quiet" aria-label=${`Forget the import of ${name}`} onClick=${() => drop(id)}><${Icon} name="close" /></button>`}
   `;
 }
 

@@ -1,35 +1,35 @@
 // One session as a row: the columns, what stands in them, and what can be done to it.
+import { computed } from "@preact/signals";
 import { call } from "../../lib/api.js";
 import { now } from "../../lib/clock.js";
-import { bytes, coarse, milliseconds, nameOf, number, shortId, waits } from "../../lib/format.js";
+import { bytes, coarse, milliseconds, nameOf, number, waits } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
 import { CloseButton } from "../../shell/close.js";
-import { Button } from "../../shell/controls.js";
+import { Button, Named } from "../../shell/controls.js";
+import { Icon } from "../../shell/icons.js";
 import { isPast } from "../../state/connection.js";
 import { perSession } from "../../state/per_key.js";
 import { go, linkTo } from "../../state/route.js";
 import { sessionOf, stateWord } from "../../state/sessions.js";
+import { isPhone } from "../../state/window.js";
 import { bytesIn, leftOf, lookOf, tagsOf, tierName, TIERS } from "../looks.js";
 
 const size = (count) => (count === 0 ? html`<span class="dim">${bytes(0)}</span>` : bytes(count));
 
-/** `by` is what a column is sorted by; `width` is in pixels. */
-export const COLUMNS = [
-  { title: "Session", by: "name", width: 196, cell: (view) => html`<${Name} view=${view} />` },
+/** `by` is what a column is sorted by; `width` is in pixels. A phone has room for some; what can be done there is on a session's screen. */
+const COLUMNS = [
+  { title: "Session", by: "name", width: 196, onPhone: 132, cell: (view) => html`<${Name} view=${view} />` },
   { title: "Tags", width: 108, cell: (view) => html`<${Tags} view=${view} />` },
-  { title: "State", by: "state", width: 104, cell: (view) => html`<b class="swatch ${lookOf(view).key}" aria-hidden="true">${lookOf(view).glyph}</b>${stateWord(view)}` },
+  { title: "State", by: "state", width: 104, onPhone: 104, cell: (view) => html`<b class="swatch ${lookOf(view).key}" aria-hidden="true"><${Icon} name=${lookOf(view).key} /></b>${stateWord(view)}` },
   { title: "Phase", by: "phase", width: 72, cell: (view) => view.phase },
-  { title: "Tokens", by: "tokens", width: 76, isNumber: true, cell: (view) => number(view.tokens) },
+  { title: "Tokens", by: "tokens", width: 76, onPhone: 64, isNumber: true, cell: (view) => number(view.tokens) },
   ...TIERS.map((by) => ({ title: tierName[by], by, width: 76, isNumber: true, cell: (view) => size(bytesIn(view, by)) })),
   { title: "Last resume", about: "what the last turn's first token waited for: queue, restore, prefill", by: "resume", width: 169, isNumber: true, cell: (view) => html`<${Resume} ...${view.usage.resume_ms} />` },
   { title: "Created", by: "created", width: 98, isNumber: true, cell: (view) => `${coarse(now.value - view.created_at)} ago` },
-  { title: "Returns", about: "when the client has said that it comes back", by: "returns", width: 92, isNumber: true, cell: (view) => html`<${Returns} view=${view} />` },
+  { title: "Returns", about: "when the client has said that it comes back", by: "returns", width: 92, onPhone: 88, isNumber: true, cell: (view) => html`<${Returns} view=${view} />` },
 ];
 
-/** The name that its client gave it, and the end of its id. Without a name the id is the name. */
-const Name = ({ view }) => html`<a class="name" href=${linkTo(view.id)} title=${view.id}>
-  ${nameOf(view)}${nameOf(view).endsWith(shortId(view.id)) ? "" : html` <span class="mono dim">${shortId(view.id)}</span>`}
-</a>`;
+const Name = ({ view }) => html`<a class="name" href=${linkTo(view.id)} title=${view.id}><${Named} view=${view} /></a>`;
 
 function Tags({ view }) {
   const tags = [...tagsOf(view).filter((tag) => !tag.startsWith("name: ")), ...(view.tenant === null ? [] : [`tenant ${view.tenant}`])];
@@ -44,12 +44,16 @@ function Returns({ view }) {
   return left > 0 ? `in ${coarse(left)}` : html`<span class="late">${coarse(-left)} late</span>`;
 }
 
+/** Those that are shown. */
+export const columns = computed(() =>
+  isPhone.value ? COLUMNS.filter(({ onPhone }) => onPhone).map((column) => ({ ...column, width: column.onPhone })) : COLUMNS);
+
 export function Row({ id, index }) {
   const view = sessionOf(id).value;
   if (view === null) return null;
   return html`<tr aria-rowindex=${index + 2} data-id=${id} onClick=${(event) => isOnNothing(event) && go(linkTo(id))}>
-    ${COLUMNS.map(({ title, isNumber, cell }) => html`<td key=${title} class=${isNumber ? "number" : null}>${cell(view)}</td>`)}
-    <td class="actions"><div><${Actions} view=${view} /></div></td>
+    ${columns.value.map(({ title, isNumber, cell }) => html`<td key=${title} class=${isNumber ? "number" : null}>${cell(view)}</td>`)}
+    ${!isPhone.value && html`<td class="actions"><div><${Actions} view=${view} /></div></td>`}
   </tr>`;
 }
 
@@ -60,7 +64,7 @@ function Actions({ view }) {
   const refusal = refusalOf(view.id).value;
   if (refusal && !isPast(refusal)) {
     return html`<span class="failure" role="alert" title=${refusal.message}>${refusal.message}</span>
-      <button class="quiet" aria-label="Close this message" onClick=${() => (refusalOf(view.id).value = null)}>✕</button>`;
+      <button class="quiet" aria-label="Close this message" onClick=${() => (refusalOf(view.id).value = null)}><${Icon} name="close" /></button>`;
   }
   return html`
     <${Action} view=${view} why=${whyNoPark(view)} act=${park} title="KV leaves the device (phase io_wait)">Park<//>

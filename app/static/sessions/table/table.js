@@ -1,18 +1,17 @@
 // All sessions that pass the filters. Only the rows in view are in the document.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { html } from "../../lib/html.js";
-import { LookInside } from "../../model/example.js";
 import { Button } from "../../shell/controls.js";
 import { ids } from "../../state/sessions.js";
+import { isPhone } from "../../state/window.js";
 import { clear, listed, order, sortBy } from "../listing.js";
 import { creating } from "../open/create.js";
-import { COLUMNS, Row } from "./row.js";
+import { columns, Row } from "./row.js";
 
 /** Pixels of a row; the stylesheet says the same. */
 const ROW = 38;
 const MORE = 6;
 const ACTIONS_WIDTH = 204;
-const WIDTH = COLUMNS.reduce((sum, { width }) => sum + width, ACTIONS_WIDTH);
 
 export function Table() {
   const frame = useRef(null);
@@ -23,8 +22,9 @@ export function Table() {
     observer.observe(frame.current);
     return () => observer.disconnect();
   }, []);
+  const minWidth = columns.value.reduce((sum, { width }) => sum + width, isPhone.value ? 0 : ACTIONS_WIDTH);
   return html`<div class="table-frame" ref=${frame} tabindex="0" role="region" aria-label="Table of sessions" onScroll=${look}>
-    <table aria-rowcount=${listed.value.length + 1} style=${{ minWidth: `${WIDTH}px` }}>
+    <table aria-rowcount=${listed.value.length + 1} style=${{ minWidth: `${minWidth}px` }}>
       <${Head} />
       <${Rows} ...${window} />
     </table>
@@ -33,10 +33,10 @@ export function Table() {
 }
 
 const Head = () => html`
-  <colgroup>${COLUMNS.map(({ title, width }) => html`<col key=${title} style=${{ width: `${width}px` }} />`)}<col style=${{ width: `${ACTIONS_WIDTH}px` }} /></colgroup>
+  <colgroup>${columns.value.map(({ title, width }) => html`<col key=${title} style=${{ width: `${width}px` }} />`)}${!isPhone.value && html`<col style=${{ width: `${ACTIONS_WIDTH}px` }} />`}</colgroup>
   <thead><tr aria-rowindex="1">
-    ${COLUMNS.map((column) => html`<${Title} key=${column.title} ...${column} />`)}
-    <th scope="col" class="actions">Actions</th>
+    ${columns.value.map((column) => html`<${Title} key=${column.title} ...${column} />`)}
+    ${!isPhone.value && html`<th scope="col" class="actions">Actions</th>`}
   </tr></thead>
 `;
 
@@ -68,7 +68,7 @@ function Nothing() {
     return html`<p class="nothing">No session passes the filters. <button onClick=${clear}>Clear the filters</button></p>`;
   }
   return html`<p class="nothing">
-    No session is open. <${Button} onClick=${() => (creating.value = true)}>Open one<//>, <${LookInside} />, or drop an exported file
+    No session is open. <${Button} onClick=${() => (creating.value = true)}>Open one<//> or drop an exported file
     here. Sessions of the API appear by themselves.
   </p>`;
 }

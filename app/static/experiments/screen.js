@@ -1,0 +1,130 @@
+// The screen of experiments: patches of one prompt into another, and what the heads that matter look at.
+import { useEffect } from "preact/hooks";
+import { number, seconds } from "../lib/format.js";
+import { html } from "../lib/html.js";
+import { visible } from "../lib/tokens.js";
+import { readAgain } from "../model/attention.js";
+import { LookAt } from "../model/example.js";
+import { HeadLooks } from "../model/pattern.js";
+import { Failure, Loading, useAction } from "../shell/controls.js";
+import { server } from "../state/connection.js";
+import { attempt } from "../state/notices.js";
+import { perKey } from "../state/per_key.js";
+import { loadPoints } from "../state/points.js";
+import { route } from "../state/route.js";
+import { isPhone } from "../state/window.js";
+import { best, chosen, FIRST_FORM, form, METRICS, sweep } from "./sweep.js";
+import { SweepForm } from "./sweep_form.js";
+import { shareOf, SweepMap } from "./sweep_map.js";
+
+export function ExperimentsScreen() {
+  useEffect(() => void attempt("Points", loadPoints), []);
+  useEffect(() => void fill(route.value.id), [route.value]);
+  if (server.value === null) return html`<${Loading} what="experiments" />`;
+  const found = sweep.value;
+  return html`<div class="experiments">
+    <header class="row heading"><h1>Activation patching</h1>
+      <p class="dim">Two prompts lead to two answers. Put what the model has of one into the other, place by place: which place brings the answer back?</p>
+    </header>
+    <div class="stack ask">${isPhone.value && found ? html`<details><summary>Another sweep</summary><div class="stack"><${SweepForm} /></div></details>` : html`<${SweepForm} />`}</div>
+    <section class="panel stack answer" aria-label="The sweep">${found === null ? html`<${Nothing} />` : html`<${Result} found=${found} />`}</section>
+  </div>`;
+}
+
+/** An address may hold a form, from a link that somebody kept. What is none is left alone. */
+function fill(id) {
+  if (id === null) return;
+  try {
+    const kept = JSON.parse(id);
+    const isAlike = ([name, first]) => kept[name] === undefined || (typeof kept[name] === typeof first && Array.isArray(kept[name]) === Array.isArray(first));
+    if (Object.entries(FIRST_FORM).every(isAlike) && METRICS[kept.kind ?? FIRST_FORM.kind]) form.value = { ...FIRST_FORM, ...kept };
+  } catch {
+    // no form
+  }
+}
+
+const Nothing = () => html`<div class="nothing dim">
+  <p>The answer appears here, row by row: a cell for each place, the darker, the more of the answer it brings back.</p>
+  <p>Others come first: while they have turns, a sweep takes a tenth of the time.</p>
+</div>`;
+
+function Result({ found }) {
+  const { told, tables, state, error } = found;
+  const texts = told?.clean_texts ?? [];
+  return html`
+    <${Progress} found=${found} />
+    ${state === "failed" && html`<${Failure} error=${error} />`}
+    ${told && html`<${Prompts} told=${told} metric=${found.body.metric} />`}
+    <div class="maps">${tables.map((table) => html`<${SweepMap} key=${table.point} table=${table} texts=${texts} />`)}</div>
+    ${tables.length > 0 && html`<p class="row tight dim scale-key">−100 % <i class="scale"></i> 100 % of the answer, brought back</p>
+      <${Chosen} found=${found} texts=${texts} />`}
+  `;
+}
+
+function Progress({ found }) {
+  const { state, done, rows, seconds: took } = found;
+  const most = best(found);
+  const words = {
+    running: rows === null ? "The prompts are read" : `${number(done)} of ${number(rows)} places`,
+    done: `${number(rows)} places${took === null ? "" : ` in ${seconds(took)}`}`,
+    stopped: `Stopped after ${number(done)} places`,
+    failed: "It has failed",
+  };
+  return html`<div class="row sweep-progress">
+    <p role="status">${words[state]}${most && html`. <b>${nameOf(most, found)}</b> brings back <b>${shareOf(most.normalized)}</b>${state === "running" ? " so far" : ""}.`}</p>
+    ${state === "running" && html`<progress aria-label="The sweep" max=${rows ?? 1} value=${rows === null ? null : done}></progress>`}
+  </div>`;
+}
+
+/** A place in words. */
+function nameOf({ point, layer, column }, { body, told }) {
+  if (body.by === "head") return `Head ${column} of layer ${layer}`;
+  return `${body.points.length > 1 ? `${point} of layer` : "Layer"} ${layer} at “${visible(told.clean_texts[column])}”`;
+}
+
+/** Both prompts, with the tokens in which they differ. */
+function Prompts({ told, metric }) {
+  const { clean_token_ids: clean, corrupted_token_ids: corrupted } = told;
+  const line = (name, texts, value) => html`<dt>${name}</dt><dd>
+    <span class="mono">${texts.map((text, at) => (clean[at] === corrupted[at] ? text : html`<mark>${text}</mark>`))}</span>
+    <span class="number" title=${METRICS[metric.kind].label}>${value.toFixed(2)}</span></dd>`;
+  return html`<dl class="prompts">${line("clean", told.clean_texts, told.clean)}${line("corrupted", told.corrupted_texts, told.corrupted)}</dl>`;
+}
+
+function Chosen({ found, texts }) {
+  const here = chosen.value;
+  if (here === null) return html`<p class="dim">Choose a cell to see more of it. Arrow keys move the choice.</p>`;
+  const table = found.tables.find(({ point }) => point === here.point);
+  const place = table?.rows[table.layers.indexOf(here.layer)]?.[table.columns.indexOf(here.column)];
+  const share = place?.normalized ?? null;
+  return html`<section class="stack place-details" aria-label="The chosen place">
+    <div class="row">
+      <h2>${nameOf(here, found)}</h2>
+      <p role="status">${place ? html`${METRICS[found.body.metric.kind].label} <b>${place.value.toFixed(2)}</b>${share !== null && html`, <b>${shareOf(share)}</b> of the answer`}` : "is not done yet"}</p>
+      <${LookAt} question=${found.body.clean} layer=${here.layer} position=${found.body.by === "head" ? null : here.column} />
+    </div>
+    ${QUERIES.includes(here.point) && found.body.by === "head" && html`<${HeadOf} prompt=${found.told.clean_token_ids} layer=${here.layer} head=${here.column} texts=${texts} />`}
+  </section>`;
+}
+
+/** The patterns that were read, by prompt and layer: signals of their heads. */
+const patterns = perKey(new Map());
+
+/** Points that have a head for each pattern: heads of keys and values may be fewer. */
+const QUERIES = ["q", "q_rot", "z"];
+
+/** What the chosen head looks at in the clean prompt. */
+function HeadOf({ prompt, layer, head, texts }) {
+  const { busy, error, act } = useAction();
+  const key = `${layer} ${prompt}`;
+  const heads = patterns.value.get(key);
+  const load = () => act(async () => {
+    const read = await readAgain(prompt, layer);
+    patterns.value = new Map(patterns.peek()).set(key, read);
+  });
+  useEffect(() => void (heads || load()), [key, busy]);
+  if (error) return html`<${Failure} error=${error} retry=${load} />`;
+  if (!heads) return html`<${Loading} what="what the heads look at" />`;
+  const one = heads.find((each) => each.number === head);
+  return one ? html`<${HeadLooks} key=${`${key} ${head}`} head=${one} texts=${texts} />` : null;
+}

@@ -1,0 +1,136 @@
+// A sweep of patches: what is asked, and the answer as it comes, place by place.
+import { need, stream } from "../lib/api.js";
+import { perKey } from "../state/per_key.js";
+import { pointIn, points } from "../state/points.js";
+
+/** Prompts that are worth a try. The first one is the question of Wang et al. (2022): arXiv:2211.00593. */
+const NAME = {
+  clean: "When John and Mary went to the shop, John gave a bottle to",
+  corrupted: "When John and Mary went to the shop, Mary gave a bottle to",
+  kind: "logit_difference", answer: " Mary", wrong: " John",
+};
+const FACT = { clean: "The capital of France is", corrupted: "The capital of Italy is", kind: "logit_difference", answer: " Paris", wrong: " Rome" };
+export const PRESETS = [
+  { title: "Which head moves the name?", about: "Each head alone, in two prompts that differ in one name", form: { ...NAME, points: ["z"], by: "head" } },
+  { title: "Where is the name?", about: "The residual stream, layer by layer and token by token", form: { ...NAME, points: ["resid_post"], by: "position" } },
+  { title: "Who knows the capital?", about: "What attention and what the feed-forward of each layer add", form: { ...FACT, points: ["attn_out", "mlp_out"], by: "position" } },
+];
+export const FIRST_FORM = { ...PRESETS[0].form, into: "corrupted" };
+/** What each metric needs. */
+export const METRICS = {
+  logit_difference: { label: "logit difference", takes: ["answer", "wrong"] },
+  probability: { label: "probability", takes: ["answer"] },
+  kl: { label: "KL divergence", takes: [] },
+};
+
+/** The form, each field as typed. */
+export const form = perKey(FIRST_FORM);
+/** `{body, state, told, tables, done, rows, seconds, error}`; null before the first. `state` is `running`, `done`, `stopped` or
+ * `failed`; `told` what the first event said of the prompts, or null. A table is `{point, by, layers, columns, rows}`, with
+ * a list of `{value, normalized}` for each layer: null where a place is not done. */
+export const sweep = perKey(null);
+/** The place that is looked at, `{point, layer, column}`, or null. */
+export const chosen = perKey(null);
+
+/** The body of the request. Throws `ApiError` where a field is empty. */
+export function bodyOf({ clean, corrupted, kind, answer, wrong, points: names, by, into }) {
+  for (const [param, text] of Object.entries({ clean, corrupted })) need(text, { param, message: "enter a prompt" });
+  const asked = Object.entries({ answer, wrong }).filter(([param]) => METRICS[kind].takes.includes(param));
+  for (const [param, text] of asked) need(text, { param, message: "enter a token" });
+  need(names.length, { param: "points", message: "choose what is patched" });
+  const tokens = Object.fromEntries(asked.map(([param, text]) => [param, tokenOf(text)]));
+  return { clean, corrupted, metric: { kind, ...tokens }, points: names, by, into };
+}
+
+/** A token by its id, as in #262, or its text. */
+const tokenOf = (text) => (/^#\d+$/.test(text) ? Number(text.slice(1)) : text);
+
+let ending = null;
+/** End the sweep that runs, if one does. What is there stays. */
+export const stop = () => ending?.abort();
+
+/** Ask for a sweep, and fill `sweep` as its places are done. */
+export async function run(body) {
+  stop();
+  const { signal } = (ending = new AbortController());
+  chosen.value = null;
+  sweep.value = { body, state: "running", told: null, tables: [], done: 0, rows: null, seconds: null, error: null };
+  const isMine = () => sweep.peek()?.body === body;
+  const change = (changed) => isMine() && (sweep.value = { ...sweep.peek(), ...changed });
+  const places = drawing((fresh) => isMine() && change(filled(sweep.peek(), fresh)));
+  const asked = performance.now();
+  const onEvent = ({ name, data }) => {
+    if (name === "started") change({ told: data, rows: data.rows, tables: tablesOf(body, data) });
+    else if (name === "row") places.take(data);
+    else if (name === "finished") change({ seconds: data.seconds, state: "done" });
+    else if (name === "error") throw Object.assign(new Error(data.error.message), { param: data.error.param });
+  };
+  try {
+    await stream("POST", "/v1/experiments/patching", { body: { ...body, stream: true }, signal, onEvent });
+  } catch (error) {
+    change(error.name === "AbortError" ? { state: "stopped" } : { state: "failed", error: Object.assign(error, { asked }) });
+  }
+  places.stop();
+  const { state } = sweep.peek() ?? {};
+  if (isMine() && state === "done") chosen.value = best(sweep.peek());
+}
+
+/** Tables without values: the server says how many places there are, and the model's points which. */
+function tablesOf({ points: names, by }, { clean_token_ids: clean, corrupted_token_ids: corrupted }) {
+  const first = clean.findIndex((id, position) => id !== corrupted[position]);
+  return names.map((point) => {
+    const layers = points.peek().filter((each) => each.name === point).flatMap((each) => each.layers).sort((one, other) => one - other);
+    const heads = Math.max(0, ...layers.map((layer) => pointIn(layer, point).heads ?? 1));
+    const columns = by === "head" ? range(0, heads) : range(first, clean.length);
+    return { point, by, layers, columns, rows: layers.map(() => columns.map(() => null)) };
+  });
+}
+
+const range = (first, end) => Array.from({ length: Math.max(0, end - first) }, (_, at) => first + at);
+
+/** With some more places. Rows in which nothing is new stay the same ones, so that they are not drawn again. */
+function filled({ tables, done }, places) {
+  const fresh = tables.map((table) => {
+    const mine = places.filter(({ point }) => point === table.point);
+    if (mine.length === 0) return table;
+    const rows = [...table.rows];
+    for (const { layer, column, value, normalized } of mine) {
+      const at = table.layers.indexOf(layer);
+      if (rows[at] === table.rows[at]) rows[at] = [...rows[at]];
+      rows[at][table.columns.indexOf(column)] = { value, normalized };
+    }
+    return { ...table, rows };
+  });
+  return { tables: fresh, done: done + places.length };
+}
+
+/** The place that brings most of the answer back, `{point, layer, column, value, normalized}`, or null. */
+export function best({ tables }) {
+  let most = null;
+  for (const { point, layers, columns, rows } of tables) {
+    rows.forEach((row, at) => row.forEach((place, column) => {
+      if (place?.normalized != null && !(most?.normalized >= place.normalized)) most = { point, layer: layers[at], column: columns[column], ...place };
+    }));
+  }
+  return most;
+}
+
+/** Gives places to `draw`, those of one frame together. */
+function drawing(draw) {
+  let [fresh, frame] = [[], null];
+  const show = () => {
+    draw(fresh);
+    [fresh, frame] = [[], null];
+  };
+  return {
+    take: (place) => {
+      fresh.push(place);
+      frame ??= requestAnimationFrame(show);
+    },
+    stop: () => {
+      if (frame === null) return;
+      cancelAnimationFrame(frame);
+      show();
+    },
+  };
+}

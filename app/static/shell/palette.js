@@ -1,0 +1,63 @@
+// Goes to any session, screen or experiment by a few letters of its name: Ctrl+K.
+import { signal } from "@preact/signals";
+import { useEffect, useState } from "preact/hooks";
+import { PRESETS } from "../experiments/sweep.js";
+import { nameOf, shortId } from "../lib/format.js";
+import { html } from "../lib/html.js";
+import { EXPERIMENTS, experimentLink, go, HOME, linkTo } from "../state/route.js";
+import { all, stateWord } from "../state/sessions.js";
+import { Dialog } from "./dialog.js";
+
+const isOpen = signal(false);
+const MOST = 12;
+
+export function Palette() {
+  useEffect(() => {
+    const press = (event) => {
+      if (event.key.toLowerCase() !== "k" || !(event.ctrlKey || event.metaKey) || event.altKey || document.querySelector("dialog[open]")) return;
+      event.preventDefault();
+      isOpen.value = true;
+    };
+    addEventListener("keydown", press);
+    return () => removeEventListener("keydown", press);
+  }, []);
+  return isOpen.value && html`<${Dialog} title="Go to" class="palette" onClose=${() => (isOpen.value = false)}><${Choice} /><//>`;
+}
+
+/** `{name, about, link}` of all that there is to go to. */
+const places = () => [
+  { name: "Sessions", about: "all of them", link: HOME },
+  { name: "Experiments", about: "activation patching", link: EXPERIMENTS },
+  ...all().flatMap((view) => [
+    { name: nameOf(view), about: `${shortId(view.id)}, ${stateWord(view)}`, link: linkTo(view.id) },
+    { name: `${nameOf(view)}: inside the model`, about: shortId(view.id), link: linkTo(view.id, "model") },
+  ]),
+  ...PRESETS.map(({ title, form }) => ({ name: title, about: "an experiment", link: experimentLink(form) })),
+];
+
+function Choice() {
+  const [typed, type] = useState("");
+  const [at, move] = useState(0);
+  const words = typed.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = places().filter(({ name, about }) => words.every((word) => `${name} ${about}`.toLowerCase().includes(word))).slice(0, MOST);
+  const here = Math.min(at, found.length - 1);
+  const leave = ({ link }) => {
+    isOpen.value = false;
+    go(link);
+  };
+  const onKeyDown = (event) => {
+    const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (by) move(Math.max(0, Math.min(found.length - 1, here + by)));
+    else if (event.key === "Enter" && found[here]) leave(found[here]);
+    else return;
+    event.preventDefault();
+  };
+  return html`
+    <input type="search" role="combobox" aria-label="Name" aria-expanded="true" aria-controls="palette-list" autocomplete="off" value=${typed}
+      aria-activedescendant=${found.length ? `palette-${here}` : null} onKeyDown=${onKeyDown}
+      onInput=${(event) => (type(event.target.value), move(0))} />
+    <ul id="palette-list" role="listbox" aria-label="Places">${found.map((place, index) => html`<li key=${place.link} id=${`palette-${index}`} role="option"
+      aria-selected=${index === here} onClick=${() => leave(place)}><span class="ellipsis">${place.name}</span> <span class="dim">${place.about}</span></li>`)}</ul>
+    ${found.length === 0 && html`<p class="dim" role="status">Nothing has that name.</p>`}
+  `;
+}
