@@ -2,12 +2,14 @@
 
 from client._async.breakpoints import AsyncBreakpoint, AsyncCheckpoint
 from client._async.client import AsyncDjinn, AsyncSessions
+from client._async.jobs import AsyncActivationsJob, AsyncActivationsJobs
 from client._async.session import AsyncSession
 from client._async.turn import AsyncTurnStream
 from client._async.uploads import AsyncDictionaries, AsyncLenses, AsyncProbes
 from client._async.vectors import AsyncVectors
 from client._sync.breakpoints import Breakpoint, Checkpoint
 from client._sync.client import Djinn, Sessions
+from client._sync.jobs import ActivationsJob, ActivationsJobs
 from client._sync.session import Session
 from client._sync.turn import TurnStream
 from client._sync.uploads import Dictionaries, Lenses, Probes
@@ -39,6 +41,7 @@ from client.errors import (
     Forbidden,
     InvalidAnswer,
     InvalidRequest,
+    JobFailed,
     Misdirected,
     NotFound,
     RateLimited,
@@ -50,7 +53,9 @@ from client.errors import (
     Unauthorized,
     Unprocessable,
 )
+from client.experiments import Activations, Patching, PatchingTable, read_activations_folder
 from client.history_models import Activity, ActivityMinute, ServerMark, Timeline, TimelineEntry
+from client.job_models import ActivationsJobInfo
 from client.live import Event
 from client.memory_models import MemoryEstimate, MemoryMap
 from client.models import (
@@ -68,11 +73,18 @@ from client.models import (
     Usage,
     Version,
 )
+from client.trace import Saved, Trace, TracePoint
 
 __all__ = [
     "APIError",
+    "Activations",
+    "ActivationsJob",
+    "ActivationsJobInfo",
+    "ActivationsJobs",
     "Activity",
     "ActivityMinute",
+    "AsyncActivationsJob",
+    "AsyncActivationsJobs",
     "AsyncBreakpoint",
     "AsyncCheckpoint",
     "AsyncDictionaries",
@@ -107,6 +119,7 @@ __all__ = [
     "History",
     "InvalidAnswer",
     "InvalidRequest",
+    "JobFailed",
     "Lens",
     "LensInfo",
     "LensMap",
@@ -119,12 +132,15 @@ __all__ = [
     "Move",
     "Norms",
     "NotFound",
+    "Patching",
+    "PatchingTable",
     "PhaseChange",
     "PointInfo",
     "ProbeInfo",
     "ProbeReading",
     "Probes",
     "RateLimited",
+    "Saved",
     "ServerError",
     "ServerMark",
     "Session",
@@ -136,6 +152,8 @@ __all__ = [
     "Timeout",
     "TokenEvent",
     "TooLarge",
+    "Trace",
+    "TracePoint",
     "TransportError",
     "Turn",
     "TurnStream",
@@ -146,4 +164,5 @@ __all__ = [
     "Vectors",
     "Version",
     "raw_responses",
+    "read_activations_folder",
 ]

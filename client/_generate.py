@@ -18,6 +18,8 @@ COMMAND = "python client/_generate.py"
 HEADER = f"# Generated from client/_async by `{COMMAND}`: make changes there.\n"
 
 CLASSES = (
+    "ActivationsJob",
+    "ActivationsJobs",
     "Breakpoint",
     "Checkpoint",
     "Client",
@@ -35,6 +37,7 @@ CLASSES = (
 NAMES = {
     **{f"Async{name}": name for name in CLASSES},
     "_async": "_sync",
+    "asyncio": "time",  # of which only `sleep` is used
     "Place": "BlockingPlace",
     "AbstractAsyncContextManager": "AbstractContextManager",
     "aclose": "close",

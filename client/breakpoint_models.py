@@ -1,10 +1,12 @@
 """What the server answers about breakpoints, checkpoints and vectors, as frozen values."""
 
+from math import exp
 from typing import Literal
 
 from pydantic import Field
 
 from client.answer import Answer
+from client.pictures import Cell, heatmap, shown, svg
 
 Pass = Literal["prefill", "decode", "any"]
 Action = Literal["pause", "capture", "edit", "probe", "features"]
@@ -187,6 +189,23 @@ class LensMap(Answer):
     token_ids: tuple[int, ...]
     layers: tuple[LensMapLayer, ...]
     texts: dict[int, str]
+
+    def _repr_svg_(self) -> str | None:
+        if not self.layers:
+            return None
+        columns = [shown(self.texts.get(token, str(token))) for token in self.token_ids]
+        cells = [[self._cell(layer, at) for at in range(len(columns))] for layer in self.layers]
+        caption = f"what each layer would say next, at positions {self.first} to {self.end - 1}"
+        return svg([heatmap(caption, columns, [str(layer.layer) for layer in self.layers], cells)])
+
+    def _cell(self, layer: LensMapLayer, at: int) -> Cell | None:
+        """The likeliest token; the bluer, the likelier."""
+        if not layer.token_ids[at]:
+            return None
+        best = [self.texts.get(token, str(token)) for token in layer.token_ids[at]]
+        chances = [0.0 if logprob is None else exp(logprob) for logprob in layer.logprobs[at]]
+        told = ", ".join(f"{shown(text, 40)} {chance:.3f}" for text, chance in zip(best, chances, strict=True))
+        return Cell(shown(best[0]), chances[0], f"layer {layer.layer}, position {self.first + at}: {told}")
 
 
 class NormsLayer(Answer):

@@ -51,8 +51,8 @@ class Call(Generic[T]):
     """One request, and `parse`, which reads the body of its answer and raises `ValueError` if it cannot.
 
     `json` is its body, or `tensor`, a safetensors file, or `form`, fields and small files of a form to which an
-    uploaded file is added as `weights`. `undo` makes, of the answer, the call that takes back what this one did: an
-    asyncio caller may be cancelled while it waits, and no other caller would know of it. A call that
+    uploaded file is added under the name `file`. `undo` makes, of the answer, the call that takes back what this one
+    did: an asyncio caller may be cancelled while it waits, and no other caller would know of it. A call that
     `comes_to_its_end` does so even then. One that `is_keyed` opens a session or starts a turn: the server does that
     once for each key. `abandon` cancels what it has begun when the caller stops waiting.
     """
@@ -65,6 +65,7 @@ class Call(Generic[T]):
     json: Mapping[str, Any] | None = None
     tensor: bytes | None = None
     form: Mapping[str, str | bytes] | None = None
+    file: str = "weights"
     undo: Callable[[T], Call[None]] | None = None
     comes_to_its_end: bool = False
     is_keyed: bool = False

@@ -7,6 +7,7 @@ from typing import Any
 
 from client.breakpoint_models import CheckpointInfo, Positions
 from client.calls import UNSET, Seconds
+from client.pictures import patterns, svg
 from client.tensors import FloatArray, load
 
 
@@ -26,6 +27,13 @@ class Capture:
     activation: FloatArray
     point: str = "resid_post"
     heads: tuple[int, ...] | None = None
+
+    def _repr_svg_(self) -> str | None:
+        """A pattern has a picture."""
+        if self.point != "pattern":
+            return None
+        caption = f"layer {self.layer}, positions {self.positions[0]} to {self.positions[-1]}"
+        return svg([patterns(caption, self.heads or range(self.activation.shape[1]), self.activation)])
 
 
 @dataclass(frozen=True, slots=True)

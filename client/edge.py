@@ -183,7 +183,7 @@ def to_request(
     if file is not None and call.form is not None:
         small = {name: (name, each) for name, each in call.form.items() if isinstance(each, bytes)}
         fields = {name: each for name, each in call.form.items() if name not in small}
-        body = {"data": fields, "files": {**small, "weights": ("weights", file[0])}}
+        body = {"data": fields, "files": {**small, call.file: (call.file, file[0])}}
     elif file is not None:
         body = {"content": file[0]}
         headers |= {"Content-Type": OCTET_STREAM, "Content-Length": str(file[1])}

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from client.job_models import ActivationsJobInfo
 from client.models import Turn
 
 
@@ -113,6 +114,17 @@ class StreamBroken(ConnectionLost):
 
 class Timeout(TransportError):
     """The server was silent for too long: the request may have taken effect."""
+
+
+class JobFailed(DjinnError):
+    """A job has failed; `info` is what the server says of it, and its `errors` name lines of its file."""
+
+    def __init__(self, info: ActivationsJobInfo) -> None:
+        [first, *rest] = info.errors or [None]
+        why = "it does not say why" if first is None else first.message
+        where = "" if first is None or first.line is None else f" (line {first.line})"
+        super().__init__(f"job {info.id} has failed: {why}{where}{f', and {len(rest)} more' if rest else ''}")
+        self.info = info
 
 
 class InvalidAnswer(TransportError):

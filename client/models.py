@@ -4,12 +4,16 @@ from typing import Literal
 
 from client.answer import Answer, Listing
 from client.breakpoint_models import CheckpointInfo, FeatureActivation
+from client.pictures import facts, svg
 
 SessionState = Literal["idle", "queued", "running", "paused", "closed"]
 Phase = Literal["compute", "io_wait", "ready", "idle"]
 Residency = Literal["best_effort", "guaranteed"]
 Tier = Literal["device", "to_host", "host", "to_disk", "disk", "to_device"]
 FinishReason = Literal["stop", "length", "cancelled", "probe"]
+
+TINTS = {"device": "#12636c", "host": "#8a5a00", "disk": "#5d4b9a", "paused": "#5d4b9a", "other": "#1d6b3a"}
+"""Colours of tiers and states in pictures, those of the server's page."""
 
 
 class Usage(Answer):
@@ -150,6 +154,18 @@ class SessionInfo(Answer):
     used_at: float
     returns_at: float | None
     expires_at: float | None
+
+    def _repr_svg_(self) -> str:
+        lines = [f"{self.tokens} tokens, {len(self.breakpoints)} breakpoints, {self.residency}, phase {self.phase}"]
+        if self.checkpoint is not None:
+            place = self.checkpoint
+            lines.append(f"paused at {place.point} of layer {place.layer}, positions {place.first} to {place.end - 1}")
+        lines += [f"{name}: {value}" for name, value in sorted(self.metadata.items())]
+        sizes = {"device": self.kv.device_bytes, "host": self.kv.host_bytes, "disk": self.kv.disk_bytes}
+        most = max(1, *sizes.values())
+        bars = [(f"KV, {tier}: {size / 2**20:.1f} MiB", size / most, TINTS[tier]) for tier, size in sizes.items()]
+        color = TINTS.get(self.state, TINTS["other"])
+        return svg([facts(self.id, (self.state, color), lines, bars)])
 
 
 class History(Answer):

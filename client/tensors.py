@@ -6,6 +6,7 @@ Only this file uses NumPy, which is several times as large as all else that the 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,13 @@ def dump(name: str, values: ArrayLike, dtype: str) -> bytes:
         wire = _to_bfloat16(wire)
     spec = TensorSpec(dtype=dtype, shape=wire.shape, data_ptr=wire.ctypes.data, data_len=wire.nbytes)
     return bytes(serialize({name: spec}))
+
+
+def joined(arrays: Sequence[FloatArray]) -> FloatArray:
+    """`[rows, ...]`, one behind the other; a last dimension that is shorter than others' is filled with zeros."""
+    most = max(array.shape[-1] for array in arrays)
+    filled = [np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, most - array.shape[-1])]) for array in arrays]
+    return np.concatenate(filled)
 
 
 def _require_numpy() -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 import httpx
 
 from client import breakpoint_calls, calls, experiments
+from client._async.jobs import AsyncActivationsJobs
 from client._async.live import live_events
 from client._async.session import AsyncSession
 from client._async.uploads import AsyncDictionaries, AsyncLenses, AsyncProbes
@@ -135,6 +136,7 @@ class AsyncDjinn:
         self.dictionaries = AsyncDictionaries(transport)
         self.lenses = AsyncLenses(transport)
         self.probes = AsyncProbes(transport)
+        self.activation_jobs = AsyncActivationsJobs(transport)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._transport.address!r})"
@@ -255,7 +257,7 @@ class AsyncDjinn:
     ) -> Activations:
         """What up to 256 prompts have at `points` (`resid_post`) of `layers` (all).
 
-        `positions` are `all`, `last`, `{"token_ids": [...]}` or `{"regex": "..."}`.
+        `positions` are `all`, `last`, `{"token_ids": [...]}` or `{"regex": "..."}`. `activation_jobs` is for more.
         """
         return await self._transport.send(experiments.read_activations(given(locals())), timeout)
 

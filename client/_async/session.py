@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 from client import breakpoint_calls, calls
 from client._async.breakpoints import AsyncBreakpoint, AsyncCheckpoint
 from client._async.live import live_events
+from client._async.trace import trace_turn
 from client._async.turn import AsyncTurnStream, stream_turn
 from client.breakpoint_models import Attribution, Features, LensMap, Norms, OnTimeout, Pass, Positions
-from client.calls import UNSET, Seconds, given
+from client.calls import UNSET, Seconds, TurnOptions, given
 from client.captures import Captures
 from client.edits import (
     EditOptions,
@@ -31,6 +32,7 @@ from client.errors import DjinnError, NotFound
 from client.history_models import Timeline
 from client.live import Event
 from client.models import History, Move, Phase, PhaseChange, SessionInfo, Turn
+from client.trace import Trace
 from client.transport import AsyncTransport
 
 
@@ -48,6 +50,13 @@ class AsyncSession:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(id={self.id!r}, state={self.info.state!r}, tokens={self.info.tokens})"
+
+    def _repr_svg_(self) -> str:
+        return self.info._repr_svg_()
+
+    def explain(self) -> str:
+        """The link to the server's page that shows the inside of the model for this session."""
+        return f"{self._transport.address.rstrip('/')}/#/sessions/{calls.path_part(self.id)}/model"
 
     @property
     def id(self) -> str:
@@ -115,6 +124,15 @@ class AsyncSession:
     ) -> AbstractAsyncContextManager[AsyncTurnStream]:
         """Run one turn like `generate` and read its tokens as they come. Leaving the block early cancels the turn."""
         return stream_turn(self._transport, calls.generate(self.id, given(locals()), stream=True), timeout)
+
+    def trace(self, *, timeout: Seconds = UNSET, **options: Unpack[TurnOptions]) -> AbstractAsyncContextManager[Trace]:
+        """Run one turn with what the block says: `trace["resid_post", 15].save()`, `trace["z", 5].edit(scale=0.5)`.
+
+        The turn takes what `generate` takes, and runs at the end of the block: see `client.trace`. Without `max_tokens`
+        only the prompt is computed. What it saved is no longer among `captures`, unless these have others' too. If a
+        breakpoint of yours pauses the turn, the trace has what was computed so far, and its edits end there.
+        """
+        return trace_turn(self._transport, self.id, {"max_tokens": 0, **options}, timeout)
 
     async def cancel(self, *, timeout: Seconds = UNSET) -> SessionInfo:
         """End the running or paused turn, even of another client; its reader gets its text. Raises `Conflict`."""

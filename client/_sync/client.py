@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 import httpx
 
 from client import breakpoint_calls, calls, experiments
+from client._sync.jobs import ActivationsJobs
 from client._sync.live import live_events
 from client._sync.session import Session
 from client._sync.uploads import Dictionaries, Lenses, Probes
@@ -136,6 +137,7 @@ class Djinn:
         self.dictionaries = Dictionaries(transport)
         self.lenses = Lenses(transport)
         self.probes = Probes(transport)
+        self.activation_jobs = ActivationsJobs(transport)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._transport.address!r})"
@@ -252,7 +254,7 @@ class Djinn:
     ) -> Activations:
         """What up to 256 prompts have at `points` (`resid_post`) of `layers` (all).
 
-        `positions` are `all`, `last`, `{"token_ids": [...]}` or `{"regex": "..."}`.
+        `positions` are `all`, `last`, `{"token_ids": [...]}` or `{"regex": "..."}`. `activation_jobs` is for more.
         """
         return self._transport.send(experiments.read_activations(given(locals())), timeout)
 

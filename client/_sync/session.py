@@ -6,14 +6,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 from client import breakpoint_calls, calls
 from client._sync.breakpoints import Breakpoint, Checkpoint
 from client._sync.live import live_events
+from client._sync.trace import trace_turn
 from client._sync.turn import TurnStream, stream_turn
 from client.breakpoint_models import Attribution, Features, LensMap, Norms, OnTimeout, Pass, Positions
-from client.calls import UNSET, Seconds, given
+from client.calls import UNSET, Seconds, TurnOptions, given
 from client.captures import Captures
 from client.edits import (
     EditOptions,
@@ -32,6 +33,7 @@ from client.errors import DjinnError, NotFound
 from client.history_models import Timeline
 from client.live import Event
 from client.models import History, Move, Phase, PhaseChange, SessionInfo, Turn
+from client.trace import Trace
 from client.transport import Transport
 
 
@@ -49,6 +51,13 @@ class Session:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(id={self.id!r}, state={self.info.state!r}, tokens={self.info.tokens})"
+
+    def _repr_svg_(self) -> str:
+        return self.info._repr_svg_()
+
+    def explain(self) -> str:
+        """The link to the server's page that shows the inside of the model for this session."""
+        return f"{self._transport.address.rstrip('/')}/#/sessions/{calls.path_part(self.id)}/model"
 
     @property
     def id(self) -> str:
@@ -116,6 +125,15 @@ class Session:
     ) -> AbstractContextManager[TurnStream]:
         """Run one turn like `generate` and read its tokens as they come. Leaving the block early cancels the turn."""
         return stream_turn(self._transport, calls.generate(self.id, given(locals()), stream=True), timeout)
+
+    def trace(self, *, timeout: Seconds = UNSET, **options: Unpack[TurnOptions]) -> AbstractContextManager[Trace]:
+        """Run one turn with what the block says: `trace["resid_post", 15].save()`, `trace["z", 5].edit(scale=0.5)`.
+
+        The turn takes what `generate` takes, and runs at the end of the block: see `client.trace`. Without `max_tokens`
+        only the prompt is computed. What it saved is no longer among `captures`, unless these have others' too. If a
+        breakpoint of yours pauses the turn, the trace has what was computed so far, and its edits end there.
+        """
+        return trace_turn(self._transport, self.id, {"max_tokens": 0, **options}, timeout)
 
     def cancel(self, *, timeout: Seconds = UNSET) -> SessionInfo:
         """End the running or paused turn, even of another client; its reader gets its text. Raises `Conflict`."""

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-PICTURE = "image/png"
+PICTURES = {"image/png": ".png", "image/svg+xml": ".svg"}
+"""Kinds of pictures, and the suffixes of their files."""
 WORDS = "text/plain"
 
 
@@ -28,9 +29,9 @@ def notebook_page(source: str, content: bytes) -> tuple[str, dict[str, bytes]]:
             continue
         parts.append(_fenced("python", text))
         for kind, value in _outputs(cell):
-            if kind == PICTURE:
-                picture = path.with_name(f"{path.stem}-{len(pictures) + 1}.png")
-                pictures[str(picture)] = base64.b64decode(value)
+            if kind in PICTURES:
+                picture = path.with_name(f"{path.stem}-{len(pictures) + 1}{PICTURES[kind]}")
+                pictures[str(picture)] = value.encode() if kind == "image/svg+xml" else base64.b64decode(value)
                 parts.append(f"![{heading}]({picture.name})")
             else:
                 parts.append(_fenced("text", value))
@@ -41,7 +42,7 @@ def _outputs(cell: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Kind and value of each output of a code cell; a picture comes without the words for it."""
     for output in cell["outputs"]:
         data = output.get("data", {WORDS: output["text"]} if output.get("name") == "stdout" else {})
-        kind = next((kind for kind in (PICTURE, WORDS) if kind in data), None)
+        kind = next((kind for kind in (*PICTURES, WORDS) if kind in data), None)
         if kind is None:
             raise ValueError(f"cell {cell['id']} has an output that is neither text nor a picture")
         yield kind, "".join(data[kind])

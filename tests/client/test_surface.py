@@ -18,8 +18,10 @@ from packaging.requirements import Requirement
 import app.domain.breakpoints
 import client
 import djinn
+from app.batches import requests
 from app.cli import main
 from app.domain import values as domain
+from app.experiments import activations
 from app.openai.models import DefaultSampling, Model
 from app.wire import (
     base,
@@ -35,7 +37,7 @@ from app.wire import (
     sessions,
     turns,
 )
-from client import Djinn, breakpoint_models, memory_models, models
+from client import Djinn, breakpoint_models, job_models, memory_models, models
 from client.answer import Answer
 from client.shell.chat.commands import COMMANDS
 from docs.site.pages import ROOT
@@ -79,7 +81,10 @@ def test_the_client_knows_every_word_of_the_server(known: object, words: type[St
     assert set(get_args(known)) == set(words)
 
 
-MODULES = (base, maps, breakpoints, checkpoint, dictionaries, edits, lenses, memory, points, probes, sessions, turns)
+MODULES = (
+    activations, base, maps, breakpoints, checkpoint, dictionaries, edits, lenses, memory, points, probes, requests,
+    sessions, turns,
+)  # fmt: skip
 WIRE: dict[str, Any] = {name: kind for module in MODULES for name, kind in vars(module).items()}
 OTHER_NAMES = {
     "Usage": "TurnUsage",
@@ -95,10 +100,11 @@ OTHER_NAMES = {
 }
 ANSWERS = [
     kind
-    for module in (models, breakpoint_models, memory_models)
+    for module in (models, breakpoint_models, memory_models, job_models)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Answer) and kind.__module__ == module.__name__
-    if kind.__name__ not in ("ForkPoint", "Health", "Model", "DefaultSampling", "Tokenized", "Detokenized")
+    if kind.__name__
+    not in ("ForkPoint", "Health", "Model", "DefaultSampling", "Tokenized", "Detokenized", "ActivationsJobPage")
     if "[" not in kind.__name__
 ]
 
@@ -107,7 +113,7 @@ ANSWERS = [
 def test_every_field_of_an_answer_reaches_the_user(answer: type[Answer]) -> None:
     name = OTHER_NAMES.get(answer.__name__, answer.__name__.removesuffix("Info"))
     view = WIRE[f"{name}View"] if f"{name}View" in WIRE else WIRE[name]
-    assert set(answer.model_fields) == set(view.model_fields)
+    assert set(answer.model_fields) == set(view.model_fields) - {"object"}
 
 
 def test_of_a_model_all_but_what_only_openai_wants_reaches_the_user() -> None:
@@ -179,8 +185,8 @@ def imported() -> set[str]:
 
 
 def test_the_client_asks_for_what_it_imports() -> None:
-    asked = set(needed(read("client/pyproject.toml"), "transformer-lens"))
-    assert asked == imported() - {"torch"}  # TransformerLens brings it
+    asked = set(needed(read("client/pyproject.toml"), "transformer-lens", "inspect"))
+    assert asked - {"openai"} == imported() - {"torch"}  # which Inspect imports, and TransformerLens brings
 
 
 def test_the_server_asks_for_the_same_and_is_built_with_the_same() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("transformer_lens", reason="make setup-dev installs it")
 
-from transformer_lens import HookedTransformer, HookedTransformerConfig
+from transformer_lens import HookedTransformer, HookedTransformerConfig, patching
 from transformer_lens.pretrained.weight_conversions.gpt2 import convert_gpt2_weights
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -134,3 +134,25 @@ def test_an_edit_in_data_is_the_hook_and_a_pattern_is_only_looked_at(ours: Hooke
         ours.run_with_cache(TOKENS, stop_at_layer=1)
     assert ours.to_tokens("a cat").tolist() == [list(ours.client.tokenize("a cat"))]
     assert ours.to_str_tokens(torch.tensor([97, 98])) == ["a", "b"]
+
+
+def test_the_notebooks_heads_are_those_that_transformer_lens_finds(ours: HookedDjinn, theirs: Any) -> None:
+    """Induction by pattern, and the name mover by TransformerLens's own sweep, run on both, and by the server's."""
+    clean, corrupted = TOKENS[:1], TOKENS[1:]
+    twice, second = clean.repeat(1, 2), torch.arange(7, 14)
+    induction, movers = [], []
+    for model in (theirs, ours):
+        with torch.no_grad():
+            _, cache = model.run_with_cache(twice)
+            patterns = torch.stack([cache["pattern", layer][0] for layer in range(LAYERS)])
+            induction.append(patterns[:, :, second, second - 6].mean(-1))
+            _, cache = model.run_with_cache(clean)
+            swept = patching.get_act_patch_attn_head_out_all_pos(
+                model, corrupted, cache, lambda logits: logits[0, -1, 30] - logits[0, -1, 41]
+            )
+            movers.append(swept)
+    torch.testing.assert_close(induction[1], induction[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(movers[1], movers[0], atol=1e-4, rtol=1e-4)
+    ids = clean[0].tolist(), corrupted[0].tolist()
+    [table] = ours.client.patching(*ids, answer=30, wrong=41, points=["z"], by="head").tables
+    torch.testing.assert_close(torch.tensor(table.values), movers[0], atol=1e-4, rtol=1e-4)

@@ -104,8 +104,8 @@ def test_a_notebook_is_a_page_with_the_pictures_that_it_drew(site: Path, pages: 
     for path in (ROOT / "docs/notebooks").glob("*.ipynb"):
         page = pages[site / f"notebooks/{path.stem}.html"]
         drawn = [link for tag, _, link in page.links if tag == "img" and link.startswith(path.stem)]
-        assert len(drawn) == path.read_text("utf-8").count('"image/png"') >= 2
-        assert all((site / "notebooks" / link).read_bytes().startswith(b"\x89PNG") for link in drawn)
+        assert len(drawn) == len(re.findall(r'"image/(?:png|svg)', path.read_text("utf-8"))) >= 2
+        assert all((site / "notebooks" / link).read_bytes().startswith((b"\x89PNG", b"<svg")) for link in drawn)
 
 
 @pytest.mark.dev

@@ -19,7 +19,7 @@ import importlib, pkgutil
 import client
 
 for module in pkgutil.walk_packages(client.__path__, "client."):
-    if not module.name.startswith(("client.shell.", "client.transformer_lens")):  # which need rich, and TransformerLens
+    if not module.name.startswith(("client.shell.", "client.transformer_lens", "client.inspect_ai")):  # they need more
         importlib.import_module(module.name)
 """
 SIZE = """

@@ -13,7 +13,7 @@ import pytest
 
 from app.model_store.pull import CATALOG, pulled_folder
 from app.settings import Settings
-from tests.clients.environments import python_environment, run
+from tests.clients.environments import ROOT, python_environment, run
 from tests.openai.reference import save_tiny_model
 from tests.processes import serve_process
 
@@ -136,6 +136,17 @@ def test_litellm(tiny: Served) -> None:
 def test_smolagents(tiny: Served) -> None:
     found = run_program("smolagents_agent", tiny.url, tiny.model)
     check_loop(found, ["weather", "clock", "final_answer"])
+
+
+def test_inspect_ai(tiny: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the client's own provider: what breakpoints see and change reaches the evaluation's outputs."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    found = run_program("inspect_evaluation", tiny.url, tiny.model, requirements="requirements-inspect.txt")
+    assert found["watched"] == found["plain"] != found["edited"]
+    assert found["captured"] == found["prompts"]
+    assert found["received"][0][1].keys() == {"city"}
+    assert {"z", "pattern", "resid_mid"} < set(found["points"])
+    assert (found["refused"], found["left"]) == (["breakpoints", "captures"], 0)
 
 
 def test_langchains_standard_suite(tiny: Served, tmp_path: Path) -> None:
