@@ -157,7 +157,6 @@ def report_of(run: RooflineRun, command: tuple[str, ...]) -> Report:
         for stage in STAGES
     ]
     caption = "By what bounds the device, on paper, and by the host as measured here."
-    labels = {"x_label": "sessions", "y_label": "tokens a second"}
     return Report(
         experiment="roofline",
         title=TITLE,
@@ -185,7 +184,8 @@ def report_of(run: RooflineRun, command: tuple[str, ...]) -> Report:
                     {"device": device.name},
                     log_x=True,
                     log_y=True,
-                    **labels,
+                    x_label="sessions",
+                    y_label="tokens a second",
                 )
                 for device in DEVICES
             ),

@@ -7,7 +7,7 @@ from benchmarks.gpu_check.reports.record import Run, heading, provenance
 from loadgen.report.charts import Chart
 from loadgen.report.page import write_page, write_pictures
 from loadgen.report.report import Report
-from loadgen.report.tables import Table, figure_table
+from loadgen.report.tables import Row, Table, figure_table
 
 POINTS = "Points"
 CHARTS = {
@@ -36,7 +36,7 @@ def write_files(run: Run, data: Path) -> list[Path]:
 
 def make_report(run: Run) -> Report:
     """What the page says."""
-    points = [
+    points: list[Row] = [
         {"chart": point.chart, "series": point.series, "x": point.x, "y": point.y}
         for stage in run.stages
         for point in stage.points

@@ -221,7 +221,7 @@ def turn_rows(target: str, repeat: int, run: Run, warmup_s: float) -> Iterator[R
         }
     for failure in run.failures:
         if failure.turn is not None:
-            place = {"target": target, "repeat": repeat, "agent": failure.agent, "turn": failure.turn}
+            place: Row = {"target": target, "repeat": repeat, "agent": failure.agent, "turn": failure.turn}
             yield {**place, "failed_s": failure.at_s, "error": failure.kind, "message": failure.message}
 
 

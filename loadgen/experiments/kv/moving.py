@@ -23,6 +23,7 @@ from loadgen.targets.subject import Subject, greedy
 
 NEW_TOKENS = 16
 """Of text that are added after the move."""
+TIMED = ("export", "import", "first_token", "move", "anew")
 COSTS, PARTS, JOURNEYS = "What a move costs, milliseconds", "parts of a move", "journeys"
 
 
@@ -166,10 +167,7 @@ def tables(journeys: Sequence[Journey]) -> list[Table]:
     parts: list[Row] = []
     for length in sorted({journey.tokens for journey in journeys}):
         found = [each.row for each in journeys if each.tokens == length]
-        ms = {
-            name: 1000 * median(float(row[f"{name}_s"]) for row in found)
-            for name in ("export", "import", "first_token", "move", "anew")
-        }  # type: ignore[arg-type, type-var]
+        ms = {name: 1000 * median(float(str(row[f"{name}_s"])) for row in found) for name in TIMED}
         rows.append(
             {
                 "tokens": length,

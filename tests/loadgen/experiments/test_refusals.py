@@ -14,7 +14,7 @@ from tests.serving import serve
 NOBODY = "a=http://127.0.0.1:9"
 REFUSED = {
     "capacity": [
-        (f"--target {NOBODY} --least 0", "--least must be at least 1, not 0"),
+        (f"--target {NOBODY} --least 0", "--least must be at least 1"),
         (f"--target {NOBODY} --slo-tpot nan", "--slo-tpot must be above 0 and finite, in seconds, not nan"),
         (f"--target {NOBODY} --turns 1", "--turns must be at least 2"),
     ],
