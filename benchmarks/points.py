@@ -33,18 +33,18 @@ from rich.console import Console
 from app.gpu.device.hardware import zeroed
 from app.gpu.kernels.attention.base import AttentionSpec
 from app.gpu.kernels.attention.pattern import attention_pattern
-from benchmarks.breakpoints.runner import OnCpu
+from benchmarks.breakpoints import OnCpu
 from benchmarks.command import bind_to_cores, exit_status, make_parser
 from benchmarks.cpu_meter import session_cpu_s
 from benchmarks.engine.decoding import DecodeBench
 from benchmarks.engine.loading import load
-from benchmarks.figures import Figure, Target, figure_table
 from benchmarks.record import Run, write_run
 from benchmarks.spread import middle_half
 from loadgen.peers.base import SERVED_NAME
 from loadgen.peers.djinn import djinn_launch
 from loadgen.processes.process import free_port, starting_server
-from loadgen.results.tables import to_markdown, to_rich
+from loadgen.report.figures import Figure, Target
+from loadgen.report.tables import figure_table, to_markdown, to_rich
 
 HEADS, KV_HEADS, CHOSEN, TOKENS, HEAD_DIM, BLOCK = 9, 3, 8, 1024, 64, 16
 PART = 64

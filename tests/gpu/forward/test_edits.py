@@ -13,6 +13,7 @@ from torch import Tensor
 from app.domain.breakpoints import ALL, LAST, Action, Edit, EditOp, Gate, Part, PartKind, Pass, Positions, When
 from app.domain.errors import FieldOutOfRange
 from app.gpu.forward.boundary import apply_edit
+from app.gpu.forward.uploads import LoadedUploads
 from app.messages import Disarm
 from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt, vector
@@ -160,6 +161,7 @@ def test_steering_that_leads_out_of_the_numbers_fails_its_turn_alone(driver: Bre
     assert again.tokens == plain
 
 
+NO_UPLOADS = LoadedUploads(torch.device("cpu")).get
 POSITIONS, HEADS, HEAD_DIM = 5, 4, 6
 WIDTH = HEADS * HEAD_DIM
 CHOSEN = {PartKind.HEADS: (1, 3), PartKind.NEURONS: (0, 5, 17)}
@@ -209,7 +211,7 @@ def test_an_edit_is_its_formula(op: EditOp, kind: PartKind | None, fields: dict[
     vector = 3 * numbers(size, seed=3)
     edit = Edit(op, FACTORS.get(op, 1.0), None if op is EditOp.SCALE else data_of(vector), part=part, **fields)  # type: ignore[arg-type]
     found = HIDDEN.clone()
-    apply_edit(found, edit)
+    apply_edit(found, edit, NO_UPLOADS)
     torch.testing.assert_close(found, by_hand(edit, vector), rtol=1e-5, atol=1e-5)
     if fields.keys() == {"gate"}:
         assert 0 < int((found != HIDDEN).any(1).sum()) < POSITIONS
@@ -221,5 +223,5 @@ def test_what_is_not_chosen_keeps_its_bits_in_memory_of_others() -> None:
     wanted = batch.clone()
     wanted[[2, 5], 2 * HEAD_DIM : 3 * HEAD_DIM] = 0
     gate = Gate(data_of(torch.zeros(WIDTH)), below=1.0)
-    apply_edit(batch[2:8:3], Edit(EditOp.ABLATE, part=Part(PartKind.HEADS, (2,), HEADS), gate=gate))
+    apply_edit(batch[2:8:3], Edit(EditOp.ABLATE, part=Part(PartKind.HEADS, (2,), HEADS), gate=gate), NO_UPLOADS)
     assert torch.equal(batch, wanted)
