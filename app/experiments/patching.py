@@ -55,7 +55,9 @@ MAX_ROWS = 100_000
 GROUP_ROWS, GROUP_TOKENS = 64, 256
 """Rows that are computed at once while nobody else waits, and their tokens: more make them no faster."""
 SHARE = 0.1
-"""Of the time, that rows take while others have turns: they come one by one, and there is a rest after each."""
+"""Of the time, that rows take while others have turns."""
+ABOVE_TOKENS = 64
+"""Of a row that begins above the first layer, at most: no step cuts it. Longer ones are cut as prompts are."""
 
 Token = Annotated[str, Field(min_length=1, max_length=256)] | TokenId
 
@@ -305,7 +307,8 @@ class Sweep:
         """
         below = tuple(sorted({layer - 1 for _, layer in found if layer}))
         self._below = {}
-        if below and not self._info.state_bytes:
+        shortest = len(self._patched_ids) - self._asked.positions[-1 if self._body.by == "position" else 0]
+        if below and not self._info.state_bytes and shortest <= ABOVE_TOKENS:
             among = runs_of(range(self._asked.positions[0], len(self._patched_ids)))
             read = await read_prompt(
                 self._registry, self._owner, self._patched_ids, {Point.RESID_POST: below}, among, param=self._body.into
@@ -337,16 +340,15 @@ class Sweep:
         return [_Place(point, layer, position, position) for position in positions]
 
     async def _patched(self, base: Session, group: Sequence[_Place], found: Found) -> list[float]:
-        """The metric of each place: all at once, or one by one while others have turns."""
+        """The metric of each place, all at once. While others have turns, there is a rest after them: fewer rows at a
+        time would take more of the others' steps, and more of their time.
+        """
         values = list[float]()
         while len(values) < len(group):
             async with self._places.place():
                 began = time.perf_counter()
                 others = self._places.others_run()
-                import os
-
-                one = others and os.environ.get("DJ_BESIDE") == "1"
-                some = group[len(values) : len(values) + (1 if one else self._at_once(len(group)))]
+                some = group[len(values) : len(values) + self._at_once(len(group))]
                 values += await self._compute(base, some, found)
                 spent = time.perf_counter() - began
             if others:
@@ -377,7 +379,7 @@ class Sweep:
     def _above(self, place: _Place) -> Above | None:
         """Where the row's pass begins. None: in the first layer."""
         below = self._below.get(place.layer)
-        if below is None:
+        if below is None or len(self._patched_ids) - place.first > ABOVE_TOKENS:
             return None
         skipped = place.first - self._asked.positions[0]
         return Above(place.first, place.layer, below.rows(skipped, below.shape[0]))
