@@ -16,7 +16,7 @@ from app.cli import main
 from app.cluster import claims
 from app.domain.errors import FieldOutOfRange
 from tests.cluster.etcd import Etcd
-from tests.cluster.pair import Chat, Pair, behind, free_port, named, pair, sdk, used_session
+from tests.cluster.pair import Chat, Pair, behind, code, free_port, named, pair, sdk, used_session
 from tests.durability.restarting import generate
 from tests.processes import serve_process
 from tests.tenants.tenant_files import tenant, write_tenants
@@ -113,8 +113,8 @@ def test_a_name_is_another_servers_once_the_old_one_is_forgotten(
         assert lives.say(client, "How are you?").cached > 0
         assert named(both.a, "lives") == []
         assert named(both.b, "lives") == [lives.session]
-        gone = httpx.get(f"{both.urls['b']}/v1/sessions/{lost.session}")
-        assert (gone.status_code, gone.json()["error"]["code"]) == (404, "not_found")
+        gone = f"{both.urls['b']}/v1/sessions/{lost.session}"
+        wait_until(lambda: code(httpx.get(gone)) == (404, "not_found"))  # a busy machine may take `a` to be away
         assert Chat("lost").say(client, "Hello").cached == 0
     both.end("a")
     shutil.rmtree(tmp_path / "a")
@@ -141,12 +141,12 @@ def test_a_request_leaves_one_line_in_the_audit_log_where_it_was_made(tmp_path: 
             session = ""
             while not session.startswith("ses_a_"):  # which `b` may see late
                 session = http.post("/v1/sessions", json={}).json().get("id", "")
-            http.get(f"/v1/sessions/{session}").raise_for_status()
-            http.get("/v1/memory").raise_for_status()
+            for path in (f"/v1/sessions/{session}", "/v1/memory"):
+                wait_until(lambda path=path: http.get(path).is_success)  # type: ignore[misc]
             wait_until(lambda: "/v1/memory" in logs["b"].read_text())
         assert logs["a"].read_text() == ""
         every = [json.loads(line) for line in logs["b"].read_text().splitlines()]
-        lines = [line for line in every if line["method"] == "GET"]
+        lines = [line for line in every if (line["method"], line["status"]) == ("GET", 200)]
     assert [(line["tenant"], line["path"], line["status"]) for line in lines] == [
         ("acme", "/v1/sessions/{session_id}", 200),
         ("acme", "/v1/memory", 200),
