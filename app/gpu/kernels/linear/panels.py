@@ -71,8 +71,8 @@ class PanelLinear:
     def __call__(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         y = self._multiply(x if x.dtype is self._dtype else rounded(x, self._dtype), self.weights[0], starts)
         if y.shape[-1] > self.out_features:
-            of_rows = y.flatten(0, -2)[:, : self.out_features]
-            y = rounded(of_rows, y.dtype).view(*y.shape[:-1], self.out_features)  # one of our kernels: it is recorded
+            y = y[..., : self.out_features]
+            y = rounded(y, y.dtype) if starts is None else y.contiguous()  # programs know kernels that take tokens
         if len(self.weights) > 1:
             bias = self.weights[1].tensor
             y = add_(y, bias) if starts is None else add_to_groups_(y, bias, starts)
