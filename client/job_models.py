@@ -37,6 +37,14 @@ class BatchProblem(Answer):
     param: str | None = None
 
 
+class JobFeatures(Answer):
+    """Which dictionary a job reads, by its name and the SHA-256 of its file, and how many features of each position."""
+
+    dictionary: str
+    sha256: str
+    top_k: int
+
+
 class ActivationsJobInfo(Answer):
     """A job that reads activations: what is read, how far it is, and its shards. Times are Unix seconds."""
 
@@ -44,6 +52,7 @@ class ActivationsJobInfo(Answer):
     status: Literal["validating", "in_progress", "cancelling", "cancelled", "completed", "failed"]
     input_file_id: str
     layers: dict[str, tuple[int, ...]]
+    features: JobFeatures | None = None
     positions: Literal["all", "last"] | dict[str, Any]
     reduce: Literal["none", "mean", "last"]
     prompts_per_shard: int

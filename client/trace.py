@@ -19,7 +19,7 @@ from typing import Any, Unpack
 from client.breakpoint_models import Pass
 from client.calls import given
 from client.captures import Capture, Captures
-from client.edits import EditOptions, capture_body, steer_body
+from client.edits import EditOptions, Where, capture_body, steer_body
 from client.errors import InvalidRequest
 from client.models import Turn
 from client.pictures import patterns, svg
@@ -104,6 +104,7 @@ class TracePoint:
         position: int | None = None,
         token_id: int | None = None,
         every: int | None = None,
+        where: Where | None = None,
     ) -> Saved:
         """Keep what stands here, of `heads` only these. Edits that the trace was told of before are made already."""
         body = capture_body(self._place | given(locals()))

@@ -108,12 +108,14 @@ class AsyncActivationsJobs:
         positions: Literal["all", "last"] | Mapping[str, Any] | None = None,
         reduce: Literal["none", "mean", "last"] | None = None,
         prompts_per_shard: int | None = None,
+        features: Mapping[str, Any] | None = None,
         timeout: Seconds = UNSET,
     ) -> AsyncActivationsJob:
         """Have up to 100,000 prompts read, as `Djinn.activations` does for a few.
 
         `prompts` are texts, lists of token ids, or mappings with a `prompt` and an `id`; or they are the path of a file
-        with `{"prompt": ..., "id": ...}` on each line. They are sent whole. Raises `InvalidRequest`, `Unprocessable`,
+        with `{"prompt": ..., "id": ...}` on each line. They are sent whole. `features`, such as `{"dictionary": "d",
+        "top_k": 10}`, are read in the place of points and layers. Raises `InvalidRequest`, `Unprocessable`,
         `OSError`.
         """
         options = given(locals())
