@@ -19,7 +19,7 @@ from tests.loadgen.experiments.conftest import result, sessions_on, value
 from tests.serving import serve
 
 LAYERS = 4
-AWAY = "samples whose KV had left the device, and of which nothing was recomputed"
+AWAY = "samples of Djinn whose KV had left the device, and of which nothing was recomputed"
 
 
 def test_ratios_are_taken_within_a_repeat() -> None:
@@ -88,7 +88,7 @@ def test_every_way_back_to_every_place_is_timed_and_leads_to_transformers_tokens
 ) -> None:
     """So small a model is computed about as soon as it is fetched: the exit code can be either."""
     resume(tmp_path, "--target", f"djinn={url}", "--model", str(roomy_model))
-    found = result(tmp_path, "Hand-written offload: what is timed")
+    found = result(tmp_path, "Hand-written offload")
     assert found.failures == ()
     samples = found.rows(SAMPLES)
     taken = sorted((s["way"], s["length"], s["layer"], s["repeat"]) for s in samples)
