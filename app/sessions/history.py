@@ -100,7 +100,10 @@ class History(Watcher):
         self._then.opened(session)
         self._seen[session.id] = _Seen(session.phase, session.placed.tier)
         come = "opened" if session.created_at >= self._began else "restored"
-        self._note(session, come if session.arrived_at is None else "arrived", tokens=len(session.history) or None)
+        self._note(
+            session, come if session.arrived_at is None else "arrived",
+            tokens=len(session.history) or None, phase=session.phase, tier=session.placed.tier,
+        )  # fmt: skip
 
     def changed(self, session: Session) -> None:
         self._then.changed(session)
@@ -147,7 +150,7 @@ class History(Watcher):
             self._note(session, "paused", layer=info.layer, point=info.point)
             return
         usage = session.usage
-        waits = {name: round(getattr(usage, name), 1) for name in ("queue_ms", "restore_ms", "prefill_ms")}
+        waits = {name: getattr(usage, name) for name in ("queue_ms", "restore_ms", "prefill_ms")}
         minute = self._minute(session)
         minute.agents.add(session.id)
         minute.late += seen.late_s is not None and seen.late_s > 0

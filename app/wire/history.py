@@ -20,7 +20,8 @@ class TimelineEntry(BaseModel):
 
     A `turn` that is over has its tokens, what its first token waited for, and `seconds` from the queue to its end.
     `late_s` is how much later it began than a signal had said; below 0 it was early. A `phase` is a signal, with the
-    time that it gave. KV that `moved` is in `tier` now. A turn that `paused` stands at `layer` and `point`.
+    time that it gave. KV that `moved` is in `tier` now. A session that came tells its `phase` and `tier` then. A
+    turn that `paused` stands at `layer` and `point`.
     """
 
     id: int

@@ -24,6 +24,10 @@ def status(page: Page) -> Locator:
     return page.get_by_role("banner").get_by_role("status")
 
 
+def activity(page: Page, said: str) -> Locator:
+    return page.get_by_role("img", name=re.compile(f"^{said}"))
+
+
 def test_the_page_says_which_server_it_shows_and_takes_any_address(open_page: OpenPage, http: httpx.Client) -> None:
     open_session(http)
     page = open_page("/#/%")  # which is no escaped text
@@ -78,7 +82,14 @@ def test_a_server_that_restarts_comes_back_with_the_true_state(open_page: OpenPa
         expect(table).not_to_contain_text("was idle")
         expect(table.get_by_role("alert")).to_have_count(0)
         expect(page.get_by_role("button", name="Park kept")).to_be_enabled()
-        page.goto("about:blank")
+        second = open_page(url)
+        for each in (page, second):  # what the server did before, it remembers
+            expect(activity(each, "Last hour, agents: 1, .* Starts of the server: 2")).to_be_visible()
+            expect(activity(each, "Last hour, tokens: 20, computed in 1 turn; ")).to_be_visible()
+            each.get_by_label("Time of the activity").select_option("Last 30 days")
+            expect(activity(each, "Last 30 days, longest wait: .*s, for a first token")).to_be_visible()
+            expect(each.locator(".mark").first.locator("title")).to_contain_text("The server started")
+            each.goto("about:blank")
 
 
 def test_a_server_that_falls_silent_is_asked_again(open_page: OpenPage, http: httpx.Client) -> None:

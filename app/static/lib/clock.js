@@ -24,6 +24,13 @@ export function hearHeader(date) {
   second.value = now.value = serverTime();
 }
 
+/** A time of day, to the second; of another day its date and the minute. */
+export function moment(time) {
+  const [date, today] = [new Date(time * 1000), new Date(serverTime() * 1000)];
+  if (date.toDateString() === today.toDateString()) return date.toLocaleTimeString("en-GB");
+  return date.toLocaleString("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+}
+
 /** Unix seconds, each second anew. */
 export const second = signal(serverTime());
 /** Unix seconds, every few seconds anew: for those of which there are many. */

@@ -1,6 +1,7 @@
 // Reads what has happened to a session: as lanes of a timeline, and in words.
 import { isSeen } from "../state/happenings.js";
-import { bytes, counted, milliseconds, number, place, positions } from "../lib/format.js";
+import { moment } from "../lib/clock.js";
+import { bytes, counted, milliseconds, number, place, positions, seconds } from "../lib/format.js";
 
 /** `{state, phase, tier, turns, pauses}`. The first three are spans `{from, to, value, bytes}`, one after the other; times
  * are Unix seconds, and the last span of each ends `now`. A turn is `{from, to, status, reason, usage, waits}`: `to` is
@@ -32,6 +33,10 @@ const TAKE = {
   },
   pause({ pauses }, { time, data }) {
     pauses.push({ time, layer: data.checkpoint.layer });
+  },
+  past({ phase, tier }, { time, data }) {
+    if (data.phase) extend(phase, time, data.phase);
+    if (data.kind in CAME || data.kind === "moved") extend(tier, time, data.tier ?? "none");
   },
 };
 
@@ -65,16 +70,31 @@ const WORDS = {
   breakpoints: ({ armed }) => [["Breakpoints changed", `${armed.length} armed`]],
   turn: (turn) => [TURNS[turn.status](turn)],
   pause: ({ checkpoint }) => [
-    [`Paused after layer ${checkpoint.layer}`, positions(checkpoint) + (checkpoint.breakpoint ? `, at ${checkpoint.breakpoint}` : "")],
+    [`Paused after layer ${checkpoint.layer}`, pausedAt(checkpoint)],
   ],
+  past: (entry) => PAST[entry.kind]?.(entry) ?? [[CAME[entry.kind], entry.tokens ? counted(entry.tokens, "token") : ""]],
+};
+
+/** The server's timeline does not keep the positions. */
+const pausedAt = ({ first, end, breakpoint }) => (end ? positions({ first, end }) : "") + (breakpoint ? `, at ${breakpoint}` : "");
+
+const CAME = { opened: "Opened", restored: "The server came back", arrived: "Came from another server" };
+
+/** Entries of the server's own timeline, which knows more and less than the live stream. */
+const PAST = {
+  begun: () => [],
+  closed: () => [["Closed", ""]],
+  phase: ({ phase, returns_at: at }) => [[`Phase ${phase}`, at ? `back at ${moment(at)}` : ""]],
+  moved: ({ tier, tokens }) => [[`KV ${place({ tier })}`, tokens ? counted(tokens, "token") : ""]],
 };
 
 const TURNS = {
   begun: () => ["Turn begun", ""],
-  finished: ({ finish_reason, usage }) => [
+  finished: ({ finish_reason, usage, late_s: late }) => [
     `Turn finished: ${finish_reason}`,
     `${counted(usage.completion_tokens, "token")} generated, ${number(usage.cached_tokens)} of ` +
-      `${number(usage.prompt_tokens)} cached, ${number(usage.tokens_recomputed)} recomputed`,
+      `${number(usage.prompt_tokens)} cached, ${number(usage.tokens_recomputed)} recomputed` +
+      (late > 0 ? `, ${seconds(late)} late` : ""),
   ],
   failed: ({ code }) => ["Turn failed", code],
 };

@@ -1,21 +1,24 @@
 // What happened to a session over time: lanes, what its turns waited for, and all of it as a table.
-import { useMemo } from "preact/hooks";
+import { useEffect, useMemo } from "preact/hooks";
 import { useSignal } from "@preact/signals";
-import { second, serverTime } from "../lib/clock.js";
+import { moment, second, serverTime } from "../lib/clock.js";
 import { bytes, counted, milliseconds, place, seconds, waits } from "../lib/format.js";
 import { html } from "../lib/html.js";
+import { Button } from "../shell/controls.js";
 import { happeningsOf } from "../state/happenings.js";
+import { attempt } from "../state/notices.js";
+import { happeningsBefore, loadPast, pastOf } from "../state/past.js";
 import { bytesThere, lanesOf, rowsOf } from "./happened.js";
 
 /** What can be looked at, in seconds; null is all. */
-const RANGES = [["Everything known", null], ["Last 10 minutes", 600], ["Last minute", 60]];
+const RANGES = [["Everything known", null], ["Last day", 86_400], ["Last hour", 3600], ["Last 10 minutes", 600], ["Last minute", 60]];
 const SHORTEST_S = 5;
 
 export function Timeline({ view }) {
   void second.value; // time goes on
   const range = useSignal(null);
   const now = serverTime();
-  const happenings = happeningsOf(view.id).value;
+  const happenings = useHappenings(view.id);
   const lanes = lanesOf(happenings, now);
   const table = useMemo(() => html`<${EventTable} rows=${rowsOf(happenings)} />`, [happenings]);
   const start = range.value === null ? Math.min(now - SHORTEST_S, happenings[0]?.time ?? now) : now - range.value;
@@ -32,16 +35,32 @@ export function Timeline({ view }) {
       <details>
         <summary>As a table</summary>
         ${table}
+        ${pastOf(view.id).value.hasMore && html`<${Button} onClick=${() => attempt("Could not look further back", () => loadPast(view.id, true))}>Earlier<//>`}
       </details>
     </section>
   `;
+}
+
+/** What the server remembers from before the page, then what the page was told. A turn that had begun before the page
+ * and is over is asked for. */
+function useHappenings(id) {
+  const live = happeningsOf(id).value;
+  const { entries } = pastOf(id).value;
+  const turn = live.find(({ name }) => name === "turn");
+  const unseen = turn?.data.status === "begun" ? 0 : turn?.number;
+  useEffect(() => {
+    const leaving = new AbortController();
+    loadPast(id, false, leaving.signal).catch(() => {}); // the timeline begins with the page then
+    return () => leaving.abort();
+  }, [id, unseen]);
+  return useMemo(() => [...happeningsBefore(live[0]?.time ?? Infinity, entries), ...live], [live, entries]);
 }
 
 const EventTable = ({ rows }) => html`
   <div class="scroll" tabindex="0" role="group" aria-label="What happened, newest first">
     <table>
       <thead><tr><th>Time</th><th>What</th><th>Details</th></tr></thead>
-      <tbody>${rows.map(({ time, what, details }) => html`<tr><td class="clock">${clock(time)}</td><td>${what}</td><td class="dim">${details}</td></tr>`)}</tbody>
+      <tbody>${rows.map(({ time, what, details }) => html`<tr><td class="clock">${moment(time)}</td><td>${what}</td><td class="dim">${details}</td></tr>`)}</tbody>
     </table>
   </div>
 `;
@@ -53,7 +72,7 @@ function Lanes({ lanes, start, now }) {
   const scale = (time) => (100 * (Math.min(Math.max(time, start), now) - start)) / (now - start);
   const seen = (span) => (span.to ?? now) > start;
   return html`
-    <div class="lanes" role="img" aria-label=${`Lanes of state, phase, KV and turns from ${clock(start)} to ${clock(now)}; the table below says the same`}>
+    <div class="lanes" role="img" aria-label=${`Lanes of state, phase, KV and turns from ${moment(start)} to ${moment(now)}; the table below says the same`}>
       <${Lane} label="KV">${lanes.tier.filter(seen).map((span) => html`<${Span} key=${span.from} span=${span} scale=${scale}
         name=${`tier-${span.value}`} said=${tierText(span)} />`)}<//>
       <${Lane} label="Phase">${lanes.phase.filter(seen).map((span) => html`<${Span} key=${span.from} span=${span} scale=${scale}
@@ -93,12 +112,12 @@ function Turn({ turn, scale, now }) {
 }
 
 const tierText = ({ value, kv }) =>
-  value === "none" ? "no KV" : `${place({ tier: value })} ${bytes(bytesThere(kv))}`;
+  value === "none" ? "no KV" : `${place({ tier: value })}${kv ? ` ${bytes(bytesThere(kv))}` : ""}`;
 
 function Axis({ start, now }) {
   const times = Array.from({ length: TICKS + 1 }, (_, index) => start + ((now - start) * index) / TICKS);
   return html`<div class="lane axis"><span class="name" /><div class="track">
-    ${times.map((time, index) => html`<span key=${index} class="tick" style=${{ left: `${(100 * index) / TICKS}%` }}>${clock(time)}</span>`)}
+    ${times.map((time, index) => html`<span key=${index} class="tick" style=${{ left: `${(100 * index) / TICKS}%` }}>${moment(time)}</span>`)}
   </div></div>`;
 }
 
@@ -129,7 +148,7 @@ function Bar({ turn, longest }) {
   const said = waits(turn.waits);
   return html`
     <li>
-      <span class="clock">${turn.from === null ? "before" : clock(turn.from)}</span>
+      <span class="clock">${turn.from === null ? "before" : moment(turn.from)}</span>
       <span class="bar" role="img" aria-label=${said} title=${said}>
         ${PARTS.map((part) => html`<span key=${part} class=${part} style=${{ width: `${(100 * turn.waits[part]) / longest}%` }} />`)}
       </span>
@@ -138,6 +157,3 @@ function Bar({ turn, longest }) {
     </li>
   `;
 }
-
-/** A time of day, to the second. */
-const clock = (time) => new Date(time * 1000).toLocaleTimeString("en-GB");

@@ -11,6 +11,7 @@ import { ids } from "../state/sessions.js";
 import { isPhone } from "../state/window.js";
 import { Findings, InWords } from "./findings.js";
 import { Board } from "./board/board.js";
+import { Activity } from "./charts/activity.js";
 import { Charts } from "./charts/charts.js";
 import { chosen, clear, counts, FACETS, isFiltered, keepListing, listed, order, text, toggle } from "./listing.js";
 import { CreateDialog, creating } from "./open/create.js";
@@ -21,7 +22,7 @@ export function SessionsScreen() {
   useEffect(keepListing, []);
   return html`<div class="sessions">
     <div class="stack"><${Toolbar} /><${Welcome} /><${Findings} /><${Imports} /></div>
-    <div class="overview"><${Board} /><${Folded} title="The last 10 minutes"><${Charts} /><//></div>
+    <div class="overview"><${Board} /><${Folded} title="Activity, and the last 10 minutes"><div class="aside"><${Activity} /><${Charts} /></div><//></div>
     <div class="stack"><${Filters} /><${Table} /></div>
     <${Tenants} />
     <${DropZone} take=${importAll} /><${CreateDialog} />

@@ -277,7 +277,7 @@ def test_the_tree_of_forks_leads_to_each(on: OnSession) -> None:
     expect(tree).to_contain_text("which is closed, at 3")
 
 
-def test_the_timeline_tells_what_a_turn_waited_for_and_where_it_paused(on: OnSession) -> None:
+def test_the_timeline_tells_what_a_turn_waited_for_and_where_it_paused_also_after_a_reload(on: OnSession) -> None:
     page = on.open()
     timeline = panel(page, "Timeline")
     on.generate("Hello there", tokens=40)
@@ -297,6 +297,23 @@ def test_the_timeline_tells_what_a_turn_waited_for_and_where_it_paused(on: OnSes
     position = on.generate()["checkpoint"]["first"]
     expect(timeline.get_by_role("row").filter(has_text="Paused after layer 1")).to_contain_text(f"position {position}")
     expect(timeline.locator(".pause")).to_have_attribute("title", "paused after layer 1")
+    waits, spans = timeline.locator(".parts"), timeline.locator(".lane", has_text="Turns").locator(".decode")
+    before = waits.all_text_contents()
+    page.reload()
+    expect(waits).to_have_text(before)
+    expect(spans).to_have_count(len(before))  # the turn that had begun is told when it is over
+    on.post("cancel")
+    for known in (page, on.open()):
+        timeline = panel(known, "Timeline")
+        expect(timeline.locator(".lane", has_text="Turns").locator(".decode")).to_have_count(3)
+        expect(timeline.locator(".parts")).to_have_count(3)
+        timeline.get_by_text("As a table").click()
+        for text in ("Phase io_wait", "KV in host memory", "Paused after layer 1"):
+            expect(timeline.get_by_role("row").filter(has_text=text)).to_have_count(1)
+        expect(timeline.get_by_role("row").filter(has_text="Turn finished")).to_have_count(3)
+        expect(timeline.get_by_role("table")).to_contain_text(
+            f"2 tokens generated, {usage['cached_tokens']} of {usage['prompt_tokens']} cached"
+        )
 
 
 def test_the_screen_is_accessible_in_both_themes_and_fits_any_window(on: OnSession) -> None:
