@@ -38,18 +38,19 @@ from benchmarks.command import bind_to_cores, exit_status, make_parser
 from benchmarks.cpu_meter import session_cpu_s
 from benchmarks.engine.decoding import DecodeBench
 from benchmarks.engine.loading import load
+from benchmarks.prefill_apart import random_tokens
 from benchmarks.record import Run, write_run
 from benchmarks.spread import middle_half
 from loadgen.peers.base import SERVED_NAME
 from loadgen.peers.djinn import djinn_launch
-from loadgen.processes.process import free_port, starting_server
+from loadgen.processes.process import free_port, running_server
 from loadgen.report.figures import Figure, Target
 from loadgen.report.tables import figure_table, to_markdown, to_rich
 
 HEADS, KV_HEADS, CHOSEN, TOKENS, HEAD_DIM, BLOCK = 9, 3, 8, 1024, 64, 16
 PART = 64
 """Queries that the engine captures at once of a prompt, while others may come."""
-PAIR, VOCABULARY, CLIENTS = 15, 40_000, 4
+PAIR, CLIENTS = 15, 4
 DECODING, DECODED = 32, 24
 AT_ONCE = 16
 """Completions of the baseline: more than a step takes, so that the engine never waits for one."""
@@ -124,21 +125,10 @@ def served(model: Path) -> Iterator[tuple[httpx.Client, Callable[[], float]]]:
         flags |= {"--state-dir": folder, "--kv-device": "512MiB"}
         launch = djinn_launch(flags)
         with (
-            starting_server(launch.command, launch.environment, None) as process,
+            running_server(launch.command, launch.environment, url) as pid,
             httpx.Client(base_url=url, timeout=600, limits=httpx.Limits(max_connections=None)) as http,
         ):
-            while process.poll() is None:
-                try:
-                    if http.get("/ready").is_success:
-                        break
-                except httpx.TransportError:
-                    time.sleep(0.1)
-            yield http, lambda: session_cpu_s(process.pid)
-
-
-def random_tokens(random: Random, count: int) -> list[int]:
-    """A prompt that nobody has had."""
-    return [random.randrange(16, VOCABULARY) for _ in range(count)]
+            yield http, lambda: session_cpu_s(pid)
 
 
 def sweep(http: httpx.Client, random: Random) -> float:

@@ -131,8 +131,3 @@ class AccessSettings(BaseModel):
         if is_loopback(self.host):
             return (*LOOPBACK_NAMES, self.host)
         return (PRIVATE_HOSTS,) if is_private_name(self.host) else (PRIVATE_HOSTS, self.host)
-
-    @property
-    def known_host(self) -> str | None:
-        """A name that the server answers to, and so do servers with the same list; None: the list names none."""
-        return next((name for name in self.answered_hosts if name not in (ANY_HOST, PRIVATE_HOSTS)), None)

@@ -173,28 +173,8 @@ def _goes_on(text: str, form: ToolFormat) -> bool:
 class CallReader(TextReader):
     """An `AnswerReader` of a format whose calls have an end. A call comes when it is whole."""
 
-    def __init__(
-        self,
-        form: ToolFormat,
-        tools: Sequence[Tool],
-        *,
-        only_at_start: bool = False,
-        only_calls: bool = False,
-        is_held: bool = False,
-        whole_markers: bool = False,
-    ) -> None:
-        """`tools` may be called; a call of any other is content.
-
-        - `only_at_start`: an answer that does not begin with a call has none, whatever it says.
-        - `only_calls`: the answer's grammar allows nothing else. If it is cut, its end is markup and no content.
-        - `is_held`: a grammar makes all calls whole, and none is quoted.
-        - `whole_markers`: the model writes each marker as one token.
-        """
-        super().__init__(only_calls, whole_markers)
-        self._form = form
-        self._tools = {tool.name: tool for tool in tools}
-        self._only_at_start = only_at_start
-        self._is_held = is_held or only_calls
+    def __init__(self, form: ToolFormat, tools: Sequence[Tool], **options: bool) -> None:
+        super().__init__(form, tools, **options)
         self._opening, self._closing = form.opening.strip(), form.closing.strip()
         self._markers = [marker for marker in (form.begin, self._opening, self._closing) if marker]
         self._held: list[str] = []

@@ -39,8 +39,7 @@ class HarmonyReader(TextReader):
         """`tools` may be called; a call of any other is content. `only_calls`: a grammar allows no content.
         `whole_markers`: the model writes each marker as one token.
         """
-        super().__init__(only_calls, whole_markers)
-        self._tools = {tool.name: tool for tool in tools}
+        super().__init__(HARMONY, tools, only_calls=only_calls, whole_markers=whole_markers)
         self._taken = 0
         """Bytes of UTF-8 that have been."""
         self._end = 0

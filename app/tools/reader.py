@@ -321,8 +321,28 @@ class TextReader:
     grammar allows none.
     """
 
-    def __init__(self, only_calls: bool, whole_markers: bool) -> None:
+    def __init__(
+        self,
+        form: ToolFormat,
+        tools: Sequence[Tool],
+        *,
+        only_at_start: bool = False,
+        only_calls: bool = False,
+        is_held: bool = False,
+        whole_markers: bool = False,
+    ) -> None:
+        """`tools` may be called; a call of any other is content.
+
+        - `only_at_start`: an answer that does not begin with a call has none, whatever it says.
+        - `only_calls`: the answer's grammar allows nothing else. If it is cut, its end is markup and no content.
+        - `is_held`: a grammar makes all calls whole: no piece has to wait, and no call is quoted.
+        - `whole_markers`: the model writes each marker as one token.
+        """
+        self._form = form
+        self._tools = {tool.name: tool for tool in tools}
+        self._only_at_start = only_at_start
         self._only_calls = only_calls
+        self._is_held = is_held or only_calls
         self._whole_markers = whole_markers
         """Whether each marker is one token: then the beginning of one is text, even where the answer is cut."""
         self._text = ""
@@ -358,29 +378,10 @@ class FamilyReader(TextReader):
     or piece by piece if they are long.
     """
 
-    def __init__(
-        self,
-        form: ToolFormat,
-        tools: Sequence[Tool],
-        *,
-        only_at_start: bool = False,
-        only_calls: bool = False,
-        is_held: bool = False,
-        whole_markers: bool = False,
-    ) -> None:
-        """`tools` may be called; a call of any other is content.
-
-        - `only_at_start`: an answer that does not begin with a call has none, whatever it says.
-        - `only_calls`: the answer's grammar allows nothing else. If it is cut, its end is markup and no content.
-        - `is_held`: a grammar makes all calls whole, so that no piece has to wait.
-        - `whole_markers`: the model writes each marker as one token.
-        """
-        super().__init__(only_calls, whole_markers)
-        self._form = form
+    def __init__(self, form: ToolFormat, tools: Sequence[Tool], **options: bool) -> None:
+        super().__init__(form, tools, **options)
         self._ends_of_calls = tuple(marker for marker in (form.end_marker, form.marker) if marker)
-        self._tools = {tool.name: tool for tool in tools}
-        self._only_at_start = only_at_start or not form.marker
-        self._is_held = is_held or only_calls
+        self._only_at_start = self._only_at_start or not form.marker
         self._state = _State.START if self._only_at_start else _State.CONTENT
         self._unclaimed: list[str] = []
         """What has been read since the content or the last call ended: it is content if no call follows."""

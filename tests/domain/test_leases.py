@@ -139,25 +139,9 @@ class Folder(RuleBasedStateMachine):
 TestFolder = Folder.TestCase
 
 
-def test_a_holder_that_was_frozen_finds_its_time_over() -> None:
-    tenure = Tenure(NOBODYS.next("word", "", LENGTH_S), began=5.0)
-    assert tenure.ends_at == 15.0
-    tenure.renewed(tenure.lease.renewed(), began=9.0)  # the write itself may have taken any time
-    assert tenure.ends_at == 19.0
-
-
 def test_who_has_lost_the_folder_never_has_it_again() -> None:
     tenure = Tenure(NOBODYS.next("word", "", LENGTH_S), began=0.0)
     tenure.lose()
     tenure.renewed(tenure.lease.renewed(), began=1.0)
     assert tenure.is_lost
     assert tenure.ends_at == -math.inf
-
-
-def test_news_begin_the_wait_anew() -> None:
-    watch, lease = Watch(), NOBODYS.next("word", "", LENGTH_S)
-    whole = PATIENCE * LENGTH_S
-    assert watch.left_s(lease, 100.0) == whole
-    assert watch.left_s(lease, 104.0) == whole - 4
-    assert watch.left_s(lease.renewed(), 105.0) == whole
-    assert watch.left_s(lease.renewed(), 105.0 + whole) == 0

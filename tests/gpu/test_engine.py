@@ -36,19 +36,6 @@ def test_tokens_are_transformers_alone_and_beside_prompts_longer_than_a_step(dri
     assert [driver.tokens(turn) for turn in turns] == wanted
 
 
-def test_turns_go_on_from_the_history(driver: Driver, oracle: Any) -> None:
-    session = driver.open()
-    history: list[int] = []
-    for seed in range(3):
-        new = prompt(seed, 7)
-        turn = driver.answer(session, new, 6)
-        assert driver.tokens(turn) == expected(oracle, history + new, 6)
-        assert driver.end(turn).usage.tokens_recomputed == 0
-        assert driver.end(turn).usage.cached_tokens == max(0, len(history) - 1)
-        history += new + driver.tokens(turn)
-    assert driver.end(turn).history_tokens == len(history)
-
-
 def test_a_pool_that_is_too_small_slows_turns_down_and_changes_nothing(
     model: ResolvedModel, oracle: Any, kv_dtype: str
 ) -> None:

@@ -15,13 +15,6 @@ def imported(http: httpx.Client, content: bytes) -> str:
     return f"/v1/sessions/{http.post(IMPORT, content=content).raise_for_status().json()['id']}"
 
 
-def flipped(content: bytes, position: int) -> bytes:
-    """The file with one bit of the byte at `position` turned over."""
-    changed = bytearray(content)
-    changed[position] ^= 1
-    return bytes(changed)
-
-
 def with_about(content: bytes, about: str) -> bytes:
     """The file, as its owner could rewrite it."""
     end = 8 + struct.unpack("<Q", content[:8])[0]

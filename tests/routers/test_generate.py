@@ -3,7 +3,6 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
 import httpx
@@ -64,17 +63,6 @@ def test_a_stop_string_cuts_text_and_history(http: httpx.Client, session: str, s
     assert found["tokens"] == 4 + len(turn["token_ids"]) < 900
     assert turn["usage"]["completion_tokens"] == len(turn["token_ids"])
     assert http.post(f"{session}/generate", json={**PROMPT, "max_tokens": 1}).status_code == 200
-
-
-def test_sessions_generate_at_the_same_time_and_apart(http: httpx.Client) -> None:
-    """Every one of 8 concurrent greedy turns gives what it gives alone."""
-
-    def answer(number: int) -> object:
-        return generate(http, open_session(http), token_ids=[10 + number, 20, 30], max_tokens=20)["token_ids"]
-
-    with ThreadPoolExecutor(8) as threads:
-        together = list(threads.map(answer, range(8)))
-    assert together == [answer(number) for number in range(8)]
 
 
 def test_a_client_that_leaves_a_whole_answer_cancels_its_turn(http: httpx.Client, session: str) -> None:

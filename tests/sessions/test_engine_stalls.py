@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from app.domain.breakpoints import NEXT_BREAKPOINT
 from app.domain.errors import DeadlyTurn, EngineRestarting, EngineStalled
-from app.domain.values import ModelInfo, SessionState, StopRule
+from app.domain.values import ModelInfo, SessionState
 from app.messages import Back, Close, Done, Fork, GoesOn, Open, Replacement, Stalled, Submit
 from app.routers.dependencies import Services
 from app.sessions import pauses
@@ -24,8 +24,6 @@ from tests.sessions.test_engine_deaths import DEATH, ListeningEngine, begin, tic
 from tests.waiting import until
 
 DOUBT, STALL = (Stalled("its process has said nothing for 7 s", ends_turns) for ends_turns in (False, True))
-AGAIN = [8, 9, 10, 11]
-BRIEF = StopRule(max_tokens=8)
 TIMEOUT_S = 0.1
 
 

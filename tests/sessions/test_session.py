@@ -4,12 +4,11 @@ from array import array
 
 import pytest
 
-from app.domain.activations import CheckpointInfo
-from app.domain.breakpoints import Edit, EditOp, Intervention, Pass
+from app.domain.breakpoints import Edit, EditOp, Intervention
 from app.domain.errors import EngineError
 from app.domain.values import FinishReason, SessionId, Ticket, TurnUsage
 from app.engine_process.turn import Turn
-from app.messages import Failed, Paused, Started, Token, TurnFinished
+from app.messages import Failed, Started, Token, TurnFinished
 from app.sessions.session import Session
 
 TICKET = Ticket(1)
@@ -25,10 +24,6 @@ def session_with_turn() -> tuple[Session, Turn]:
 def finished(history_tokens: int, interventions: tuple[Intervention, ...] | None = None) -> TurnFinished:
     usage = TurnUsage(prompt_tokens=3, cached_tokens=2, completion_tokens=history_tokens - 3)
     return TurnFinished(TICKET, FinishReason.STOP, usage, history_tokens, interventions)
-
-
-def paused() -> Paused:
-    return Paused(TICKET, CheckpointInfo(1, 2, 3, 64, "float32", 256, Pass.DECODE, None, 0.1, 1.0), TurnUsage())
 
 
 def edited(first: int, end: int) -> Intervention:

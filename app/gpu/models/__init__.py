@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from app.domain.errors import DjinnError, FieldOutOfRange
-from app.domain.points import Point
 from app.gpu.kernels.attention.base import Attention
 from app.gpu.kernels.linear.base import WHOLE, MatmulPrecision, Shard
 from app.gpu.models.base import LayerStack
-from app.gpu.models.family import Family, OwnStack, points_of
+from app.gpu.models.family import Family, OwnStack
 from app.gpu.models.gpt2 import GPT2
 from app.gpu.models.llama import BAMBA, LFM2, LLAMA, MAMBA2
 from app.gpu.models.variants import VARIANTS, has_turned_experts, is_variant, unread
@@ -189,16 +188,3 @@ def why_not_row_by_row(model: ResolvedModel, device: torch.device) -> str | None
     if device.type == "cpu" and family.activation(_text_of(model)) not in family.own_activations:
         return f"the activation of {kind!r} depends on the batch on a CPU"
     return None
-
-
-def points_by_family() -> dict[frozenset[Point], list[str]]:
-    """Which points models of each of our families have in some layer, on one device: families by these, as Transformers
-    makes their configs. What models of other families have is known once they are loaded: `hooks.find_hooks`.
-    """
-    from transformers import AutoConfig  # imports much of Transformers
-
-    found = dict[frozenset[Point], list[str]]()
-    for name, family in sorted(FAMILIES.items()):
-        config = AutoConfig.for_model(name, n_shared_experts=1)  # of which one config says nothing
-        found.setdefault(frozenset(points_of(family, config)), []).append(name)
-    return found

@@ -11,8 +11,6 @@ from app.gpu.state.moves import Moved, MoveKind
 from app.gpu.state.sequence import TokenSequence
 from tests.gpu.kv.tiering import BLOCK_BYTES, BLOCK_SIZE, LENGTH, Bench, paused_on_host, tier_of
 
-BLOCKS = LENGTH // BLOCK_SIZE
-
 
 @pytest.mark.parametrize(("computed", "disk"), [(0, 4), (BLOCK_SIZE, 5)])
 def test_half_a_pass_takes_no_room_on_disk_from_anybody(computed: int, disk: int) -> None:

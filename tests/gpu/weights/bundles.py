@@ -1,6 +1,5 @@
 """Bundles and tables with content that is made up, of every awkward size."""
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,22 +65,6 @@ def make_model(seed: int = 0) -> Model:
         ],
         tables=[normal(40, 24), normal(9, 3, dtype=torch.bfloat16)],
     )
-
-
-class Gate:
-    """An event that passes when the test says so."""
-
-    def __init__(self) -> None:
-        self._open = threading.Event()
-
-    def query(self) -> bool:
-        return self._open.is_set()
-
-    def synchronize(self) -> None:
-        self._open.wait()
-
-    def pass_by(self) -> None:
-        self._open.set()
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

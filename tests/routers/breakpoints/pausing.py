@@ -68,11 +68,3 @@ def write(http: httpx.Client, session: str, content: bytes) -> httpx.Response:
 
 def edit(http: httpx.Client, session: str, *edits: dict[str, Any]) -> httpx.Response:
     return http.post(f"{session}/checkpoint/edit", json={"edits": edits})
-
-
-def unbroken(http: httpx.Client) -> list[int]:
-    """The tokens of the turn where nothing stops or changes it."""
-    session = open_session(http)
-    token_ids: list[int] = generate(http, session)["token_ids"]
-    http.delete(session)
-    return token_ids

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from tests.errors import assert_error
-from tests.routers.breakpoints.pausing import HIDDEN, TURN, arm, generate, without_age
+from tests.routers.breakpoints.pausing import HIDDEN, TURN, arm
 from tests.routers.generating import streaming
 
 SCALE: dict[str, Any] = {"op": "scale", "factor": 2}
@@ -53,19 +53,6 @@ def test_breakpoints_are_listed_in_order_and_removed(http: httpx.Client, session
     assert http.delete(f"{session}/breakpoints").status_code == 204
     assert http.get(f"{session}/breakpoints").json() == {"data": []}
     assert http.delete(f"{session}/breakpoints").status_code == 204
-
-
-def test_a_turn_pauses_where_it_was_asked_to(http: httpx.Client, session: str) -> None:
-    armed = arm(http, session, layer=2, when={"pass": "prefill"})
-    turn = generate(http, session)
-    assert (turn["status"], turn["finish_reason"], turn["token_ids"], turn["text"]) == ("paused", None, [], "")
-    checkpoint = turn["checkpoint"]
-    place = {"layer": 2, "point": "resid_post", "first": 0, "end": 4, "pass": "prefill", "breakpoint": armed["id"]}
-    data = {"hidden_size": HIDDEN, "dtype": "float32", "bytes": 4 * HIDDEN * 4, "shape": [4, HIDDEN]}
-    assert checkpoint == {**checkpoint, **place, **data}
-    assert checkpoint["expires_at"] == pytest.approx(checkpoint["created_at"] + 600, abs=5)
-    found = http.get(session).json()
-    assert (found["state"], without_age(found["checkpoint"])) == ("paused", without_age(checkpoint))
 
 
 def test_a_breakpoint_can_be_armed_while_the_turn_runs(http: httpx.Client, session: str) -> None:

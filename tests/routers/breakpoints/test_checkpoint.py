@@ -29,7 +29,6 @@ from tests.routers.breakpoints.pausing import (
     pause,
     read,
     resume,
-    unbroken,
     without_age,
     write,
 )
@@ -171,28 +170,6 @@ def test_edits_are_made_all_or_none(http: httpx.Client, session: str) -> None:
     assert answer.status_code == 422
     assert answer.json()["error"]["param"].startswith("edits")
     assert np.array_equal(read(http, session), before)
-
-
-def test_every_pass_is_recorded_and_the_turn_is_as_ever(http: httpx.Client, session: str) -> None:
-    armed = arm(http, session, layers=[0, 2], action="capture")
-    token_ids = generate(http, session)["token_ids"]
-    assert token_ids == unbroken(http)
-    computed = [*TURN["token_ids"], *token_ids][:-1]  # not the last token
-    answer = http.get(f"{session}/captures")
-    assert answer.headers["content-type"] == "application/octet-stream"
-    length = int.from_bytes(answer.content[:8], "little")
-    about = json.loads(answer.content[8 : 8 + length])["__metadata__"]
-    assert about.pop("dropped") == "0"
-    assert sorted(about)[0] == f"00000.{armed['id']}.layer0"
-    entries = [json.loads(about[name]) for name in sorted(about)]
-    for layer in (0, 2):
-        places = [entry for entry in entries if entry["layer"] == layer]
-        assert {place["breakpoint"] for place in places} == {armed["id"]}
-        assert [position for place in places for position in place["positions"]] == list(range(len(computed)))
-        assert [token for place in places for token in place["token_ids"]] == computed
-    for name, tensor in load(answer.content).items():
-        assert tensor.shape == (len(json.loads(about[name])["positions"]), HIDDEN)
-        assert np.isfinite(tensor).all()
 
 
 ALL_LAYERS = list(range(LAYERS))
