@@ -289,7 +289,7 @@ class DiskShort(DjinnError, status=503, code="disk_full"):
 
 
 class JournalUnavailable(DjinnError, status=503, code="journal_unavailable"):
-    """Not done: the journal cannot be written, so it would not survive a restart."""
+    """Not done: the journal cannot be written, so it would not survive a restart; or the history cannot be read."""
 
 
 class Fenced(DjinnError, status=503, code="fenced", retry_after_s=2):

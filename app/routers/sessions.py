@@ -135,7 +135,7 @@ async def update_session(session: SessionDep, body: UpdateSessionBody, services:
     return SessionView.of(session)
 
 
-@router.get("/{session_id}/timeline", operation_id="getTimeline", responses=errors(404))
+@router.get("/{session_id}/timeline", operation_id="getTimeline", responses=errors(404, 503))
 async def get_timeline(
     session_id: str,
     query: Annotated[TimelineQuery, Query()],

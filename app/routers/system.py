@@ -122,7 +122,7 @@ async def estimate_memory(query: Annotated[EstimateQuery, Query()], services: Se
     return MemoryEstimate.of(await services.sessions.memory(), query.tokens, query.bandwidth)
 
 
-@router.get("/v1/activity", operation_id="getActivity", responses=errors())
+@router.get("/v1/activity", operation_id="getActivity", responses=errors(503))
 async def get_activity(
     query: Annotated[ActivityQuery, Query()], services: ServicesDep, owner: OwnerDep, is_operator: OperatorDep
 ) -> Activity:

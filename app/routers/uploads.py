@@ -173,7 +173,9 @@ async def get_dictionary(name: str, services: ServicesDep, owner: OwnerDep) -> D
     return _dictionary(name, services.uploads.get(owner, UploadKind.DICTIONARY, name, Dictionary), services)
 
 
-@dictionaries_router.delete("/{name}", operation_id="deleteDictionary", status_code=204, responses=errors(404))
+@dictionaries_router.delete(
+    "/{name}", operation_id="deleteDictionary", status_code=204, responses=errors(404, 409, 503)
+)
 async def delete_dictionary(name: str, services: ServicesDep, owner: OwnerDep) -> None:
     """Forget a dictionary. Edits that were sent before keep what they need of it."""
     await services.uploads.delete(owner, UploadKind.DICTIONARY, name)
@@ -221,7 +223,7 @@ async def get_named_lens(name: str, services: ServicesDep, owner: OwnerDep) -> N
     return NamedLensView.of(name, found, loaded=services.uploads.is_loaded(found))
 
 
-@lenses_router.delete("/{name}", operation_id="deleteNamedLens", status_code=204, responses=errors(404))
+@lenses_router.delete("/{name}", operation_id="deleteNamedLens", status_code=204, responses=errors(404, 503))
 async def delete_named_lens(name: str, services: ServicesDep, owner: OwnerDep) -> None:
     """Forget a lens."""
     await services.uploads.delete(owner, UploadKind.LENS, name)
@@ -264,7 +266,7 @@ async def get_probe(name: str, services: ServicesDep, owner: OwnerDep) -> NamedP
     return NamedProbeView.of(name, services.uploads.get(owner, UploadKind.PROBE, name, StoredProbe))
 
 
-@probes_router.delete("/{name}", operation_id="deleteProbe", status_code=204, responses=errors(404))
+@probes_router.delete("/{name}", operation_id="deleteProbe", status_code=204, responses=errors(404, 503))
 async def delete_probe(name: str, services: ServicesDep, owner: OwnerDep) -> None:
     """Forget a probe. Breakpoints that were armed before keep it."""
     await services.uploads.delete(owner, UploadKind.PROBE, name)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from app.domain.activations import CheckpointInfo
+from app.domain.errors import JournalUnavailable
 from app.domain.values import Phase, SessionId, Tier
 from app.messages import Failed, Paused, TurnFinished
 from app.sessions.session import Session, Watcher
@@ -86,7 +87,9 @@ class History(Watcher):
 
     def __init__(self, folder: Path | None, then: Watcher) -> None:
         self._then = then
+        self._folder = folder
         self._lock = threading.Lock()
+        self._writing = asyncio.Lock()
         self._connection = _open(folder)
         self._entries: list[tuple[float, str, str, str]] = []
         self._minutes: dict[tuple[int, str], Minute] = {}
@@ -179,6 +182,10 @@ class History(Watcher):
 
     async def write(self) -> None:
         """Write what has been noted. A disk that is full costs the notes, and a warning."""
+        async with self._writing:  # else sums of a minute could come behind later ones
+            await self._write_noted()
+
+    async def _write_noted(self) -> None:
         entries, self._entries = self._entries, []
         now = int(time.time() // 60)
         minutes = [(at, owner, self._began, json.dumps(each.told())) for (at, owner), each in self._minutes.items()]
@@ -192,6 +199,7 @@ class History(Watcher):
             if not self._is_failing:
                 logger.warning("the history of sessions was not written: %s", error)
             self._is_failing = True
+            await asyncio.to_thread(self._mend, error)
 
     async def timeline(
         self, session: SessionId, owner: str | None, *, is_operator: bool, before: int | None, limit: int
@@ -259,8 +267,25 @@ class History(Watcher):
                 self._connection.execute(f"DELETE FROM minute WHERE at <= ({excess})", [MOST_MINUTES])
 
     def _read(self, query: str, values: list[Any]) -> list[Any]:
+        """The rows; none of a file that was damaged meanwhile. Raises `JournalUnavailable` if it cannot be read."""
+        try:
+            with self._lock:
+                return self._connection.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            if self._mend(error):
+                return []
+            raise JournalUnavailable(f"the history of sessions cannot be read: {error}") from error
+
+    def _mend(self, error: sqlite3.Error) -> bool:
+        """Make the file anew if that error says that it is damaged; tells whether it does."""
+        if not _is_damage(error):
+            return False
         with self._lock:
-            return self._connection.execute(query, values).fetchall()
+            self._connection.close()
+            if self._folder is not None:
+                _remove(self._folder.expanduser() / FILE, error)
+            self._connection = _open(self._folder)
+        return True
 
 
 _KEPT = {name: "max" if name == "worst_ms" else "sum" for name in Minute.__dataclass_fields__}
@@ -268,14 +293,32 @@ _KEPT = {name: "max" if name == "worst_ms" else "sum" for name in Minute.__datac
 
 
 def _open(folder: Path | None) -> sqlite3.Connection:
-    path = ":memory:" if folder is None else str(folder.expanduser() / FILE)
+    """The file, made anew if it is damaged; or memory, without a folder or where no file can be opened."""
+    if folder is None:
+        return _connect(":memory:")
+    path = folder.expanduser() / FILE
     try:
-        return _connect(path)
-    except sqlite3.DatabaseError as error:
-        logger.warning("%s is damaged (%s): it is made anew", path, error)
-        for suffix in ("", "-wal", "-shm"):
-            Path(path + suffix).unlink(missing_ok=True)
-        return _connect(path)
+        try:
+            return _connect(str(path))
+        except sqlite3.DatabaseError as error:
+            if not _is_damage(error):
+                raise
+            _remove(path, error)
+            return _connect(str(path))
+    except (sqlite3.DatabaseError, OSError) as error:
+        logger.warning("%s cannot be opened (%s): what sessions do is in memory, until the server ends", path, error)
+        return _connect(":memory:")
+
+
+def _remove(path: Path, error: sqlite3.Error) -> None:
+    logger.warning("%s is damaged (%s): it is made anew", path, error)
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    """Whether the file is no history. A disk that is full, or a file that is locked, leaves it as it is."""
+    return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 
 
 def _connect(path: str) -> sqlite3.Connection:

@@ -175,7 +175,7 @@ class Uploads:
             return made
 
     async def delete(self, owner: str | None, kind: UploadKind, name: str) -> None:
-        """Forget it. Raises `NotFound`, `UploadInUse`, and `NotDurable` as `put_vector`."""
+        """Forget it. Raises `NotFound`, `UploadInUse`, `EngineAway`, and `NotDurable` as `put_vector`."""
         key = UploadKey(owner, kind, name)
         async with self._changing:
             before = self._kept.get(key)
@@ -288,7 +288,7 @@ class Uploads:
             return
         if self._held[digest]:
             raise UploadInUse("a job needs it: wait for its end, or cancel it", param="name")
-        if digest in self._loaded and self._executor.failure is None:
+        if digest in self._loaded:  # an engine that is away cannot say what needs it
             await self._executor.call(partial(DropUpload, digest=digest))
         self._loaded.discard(digest)
 

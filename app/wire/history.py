@@ -12,7 +12,7 @@ class TimelineQuery(QueryModel):
     """Which entries of a session to tell."""
 
     limit: int = Field(100, ge=1, le=1000)
-    before: int | None = Field(None, ge=1, description="`id` of the last entry of the page before")
+    before: int | None = Field(None, ge=1, lt=1 << 53, description="`id` of the last entry of the page before")
 
 
 class TimelineEntry(BaseModel):

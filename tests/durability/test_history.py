@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from app.sessions.history import FILE
 from tests.conftest import ServeWith
@@ -45,11 +46,25 @@ def test_a_closed_session_is_remembered_after_a_restart(tmp_path: Path) -> None:
         assert sum(each["prompt_tokens"] for each in minutes) == first["prompt_tokens"] + second["prompt_tokens"]
 
 
-def test_a_damaged_history_is_made_anew(tmp_path: Path) -> None:
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / FILE).write_bytes(b"x" * 5000)
+@pytest.mark.parametrize("damage", ["garbage", "a folder", "pages"])
+def test_a_damaged_history_is_made_anew(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "state" / FILE
+    file.parent.mkdir()
+    if damage == "garbage":
+        file.write_bytes(b"x" * 5000)
+    elif damage == "a folder":  # what happens is in memory then
+        file.mkdir()
     with serving(tmp_path / "state") as http:
-        assert [entry["kind"] for entry in timeline(http, open_session(http))] == ["opened"]
+        session = open_session(http)
+        assert [entry["kind"] for entry in timeline(http, session)] == ["opened"]
+    if damage == "pages":
+        with file.open("r+b") as opened:  # it opens: what is wrong shows as it is read
+            opened.seek(4096)
+            opened.write(b"x" * (file.stat().st_size - 4096))
+        with serving(tmp_path / "state") as http:
+            assert timeline(http, session) == []
+            generate(http, session, [5])
+            assert "turn" in [entry["kind"] for entry in timeline(http, session)]
 
 
 def test_no_tenant_sees_the_history_of_another(serve_with: ServeWith) -> None:
@@ -61,5 +76,7 @@ def test_no_tenant_sees_the_history_of_another(serve_with: ServeWith) -> None:
     path = f"/v1/sessions/{session}/timeline"
     assert http.get(path, headers=mine).json()["data"][0]["kind"] == "closed"
     assert_error(http.get(path, headers=others), 404, "not_found", param="session_id")
+    too_far = http.get(path, params={"before": 1 << 63}, headers=mine)
+    assert_error(too_far, 422, "field_out_of_range", param="before")
     seen = [http.get("/v1/activity", headers=each).json()["minutes"] for each in (mine, others)]
     assert ([each["agents"] for each in seen[0]], seen[1]) == ([1], [])

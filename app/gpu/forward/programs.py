@@ -287,13 +287,18 @@ class RecordedLayers:
                 mark.tell(taps, tokens, group)
         program.run(start, recording.starts[layer + 1])
 
-    def _place_prompts(self, program: Program, recording: Recording, rows: Sequence[RowShape]) -> PlacedPrompts:
-        """Tell the program for prompts where these are; what is given has memory that it reads."""
+    def _place_prompts(self, program: Program, recording: Recording, rows: Sequence[RowShape]) -> PlacedPrompts | None:
+        """Tell the program for prompts where these are; what is given has memory that it reads. None: no layer attends
+        to them.
+        """
         launched = (each.arguments for each in recording.launches)
+        heads = next((each.heads for each in launched if isinstance(each, PromptArguments)), None)
+        if heads is None:
+            return None
         placed = PlacedPrompts(
             rows,
             range(MOST_SHORT, MOST_SHORT + len(rows)),
-            heads=next((each.heads for each in launched if isinstance(each, PromptArguments)), 0),
+            heads=heads,
             kv_heads=self._stack.kv_heads,
             head_dim=self._stack.head_dim,
         )
