@@ -1,5 +1,6 @@
 """A server whose engine runs in separate processes: what clients see when these die, and what they get back."""
 
+import io
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import psutil
 import pytest
 
@@ -70,6 +72,13 @@ def tokens_of(http: httpx.Client, session: str) -> int:
 
 def test_a_turn_that_ran_can_be_repeated_and_all_else_goes_on(server: ServerProcess, http: httpx.Client) -> None:
     session, whole, closing, paused = (open_session(http) for _ in range(4))
+    width = {"W_enc": (64, 8), "b_enc": 8, "threshold": 8, "W_dec": (8, 64), "b_dec": 64}
+    arrays: dict[str, Any] = {name: np.ones(shape, np.float32) for name, shape in width.items()}
+    np.savez(archive := io.BytesIO(), **arrays)
+    fields = {"name": "ones", "layer": 1}
+    http.post("/v1/dictionaries", data=fields, files={"weights": archive.getvalue()}).raise_for_status()
+    reads = {"action": "features", "features": {"dictionary": "ones"}}
+    http.post(f"/v1/sessions/{whole}/breakpoints", json=reads).raise_for_status()
     steer = {"layers": [1], "action": "edit", "edits": [{"op": "scale", "factor": 0.5}]}
     for each in (session, whole):
         http.post(f"/v1/sessions/{each}/breakpoints", json=steer).raise_for_status()
@@ -86,6 +95,7 @@ def test_a_turn_that_ran_can_be_repeated_and_all_else_goes_on(server: ServerProc
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_restarting")
     assert http.get("/health").status_code == http.get("/metrics").status_code == 200
     assert http.delete(f"/v1/sessions/{closing}").status_code == 204
+    assert http.delete("/v1/dictionaries/ones").status_code in (409, 503), "a breakpoint needs it"
     thread.join(BACK_S)
     [answer] = answers
     assert "SIGKILL" in assert_error(answer, 503, "engine_restarting")

@@ -35,7 +35,6 @@ WIDTHS |= {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "
 KV_DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]
 RECORDED = ["llama-tied-biased-wide-heads", "mistral-window", "qwen2-window", "qwen3", "smollm3", "olmo2", "gpt2"]
 RECORDED += ["qwen2_moe, dense and shared", "glm4_moe, groups", "gemma2", "granite", "qwen3_5", "granite 4", "lfm2"]
-RECORDED += ["mamba2"]
 
 
 def load(case: str, dtype: torch.dtype = torch.float32, *, in_bfloat16: bool = False) -> LayerStack:
