@@ -47,6 +47,15 @@ def read(arguments: list[str], default: str = AUTO) -> ServerSettings:
 # Djinn.
 
 
+@pytest.mark.parametrize(("peer", "policy"), [("djinn", "signal"), ("djinn+lru", "lru"), ("djinn+none", "none")])
+def test_djinn_with_its_policies_and_for_agents_with_tools(settings: ServerSettings, peer: str, policy: str) -> None:
+    given = flags(peer, settings)
+    assert (given["--kv-policy"], given["--kv-device"], given["--state-dir"]) == (policy, "1x20480", "none")
+    assert "--bind-by-prefix" not in given
+    assert "--bind-by-prefix" in flags("djinn+tools", settings)
+    assert find_peer("djinn+tools").served_model == "model+tools"
+
+
 @pytest.mark.long
 def test_djinn_serves_the_checkpoint_that_a_folder_was_made_of(
     settings: ServerSettings, cache: Path, model: Path, tmp_path: Path

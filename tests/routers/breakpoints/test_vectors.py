@@ -6,11 +6,14 @@ from collections.abc import Iterator
 import httpx
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load, save
+from safetensors.torch import load as load_torch
+from safetensors.torch import save as save_torch
 
 from tests.conftest import ServeWith
 from tests.errors import assert_error
-from tests.routers.breakpoints.pausing import HIDDEN, arm, generate, open_session
+from tests.routers.breakpoints.pausing import HIDDEN, arm, generate, open_session, pause, read
 
 VECTOR = np.linspace(-1, 1, HIDDEN, dtype=np.float32)
 
@@ -42,6 +45,19 @@ def test_a_vector_is_kept_under_its_name(http: httpx.Client, name: str) -> None:
     assert http.get("/v1/vectors").json() == {"data": []}
     assert_error(http.get(f"/v1/vectors/{name}"), 404, "not_found", param="vector")
     assert_error(http.delete(f"/v1/vectors/{name}"), 404, "not_found", param="vector")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_vector_keeps_its_type(http: httpx.Client, session: str, name: str, dtype: torch.dtype) -> None:
+    vector = torch.from_numpy(VECTOR.copy()).to(dtype)
+    upload(http, name, save_torch({"v": vector})).raise_for_status()
+    found = load_torch(http.get(f"/v1/vectors/{name}").content)["vector"]
+    assert found.dtype is dtype
+    assert torch.equal(found, vector)
+    pause(http, session)
+    body = {"edits": [{"op": "replace", "vector": name}]}
+    http.post(f"{session}/checkpoint/edit", json=body).raise_for_status()
+    assert np.array_equal(read(http, session), np.tile(vector.float().numpy(), (4, 1)))
 
 
 def test_a_name_says_the_same_as_the_numbers(http: httpx.Client, session: str, name: str) -> None:
