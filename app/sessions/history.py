@@ -221,7 +221,7 @@ class History(Watcher):
         """
         await self.write()
         mine, values = ("", []) if is_operator else (" AND owner = ?", [owner or ""])
-        sums = ", ".join(f"{_KEPT[name]}(body ->> '{name}')" for name in _KEPT)
+        sums = ", ".join(f"{_KEPT[name]}(json_extract(body, '$.{name}'))" for name in _KEPT)
         minutes = await asyncio.to_thread(
             self._read,
             f"SELECT at, {sums} FROM minute WHERE at >= ?{mine} GROUP BY at ORDER BY at LIMIT ?",
