@@ -62,7 +62,11 @@ def test_the_document_tells_which_routes_need_a_key_and_how_it_is_given(guarded:
 
 ClientOf = Callable[[str], httpx.Client]
 
-REACHED_BY_OPERATOR = {("get", "/v1/sessions/{session_id}"), ("delete", "/v1/sessions/{session_id}")}
+REACHED_BY_OPERATOR = {
+    ("get", "/v1/sessions/{session_id}"),
+    ("get", "/v1/sessions/{session_id}/timeline"),
+    ("delete", "/v1/sessions/{session_id}"),
+}
 """All that an operator may do with a session of another tenant."""
 MOVES = {("post", f"/v1/sessions/{{session_id}}/{step}") for step in ("move", "settle")}
 """What no user may do with any session."""
