@@ -138,6 +138,7 @@ def test_smolagents(tiny: Served) -> None:
     check_loop(found, ["weather", "clock", "final_answer"])
 
 
+@pytest.mark.agents  # its environment has 80 packages: only `make test-frameworks` makes it
 def test_inspect_ai(tiny: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the client's own provider: what breakpoints see and change reaches the evaluation's outputs."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
