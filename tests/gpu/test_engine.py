@@ -189,9 +189,9 @@ def test_a_device_that_does_not_recover_ends_the_engine(driver: Driver, monkeypa
 
 
 def test_a_step_that_cannot_be_planned_fails_its_turns_and_leaves_the_engine_running(
-    model: ResolvedModel, oracle: Any, monkeypatch: pytest.MonkeyPatch
+    model: ResolvedModel, kv_dtype: str, oracle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, failures = make_engine(model), iter([True])
+    engine, failures = make_engine(model, kv_dtype=kv_dtype), iter([True])
     plan, names = engine._scheduler.plan, [SessionId(f"s{number}") for number in range(3)]
     monkeypatch.setattr(engine._scheduler, "plan", lambda: 1 / 0 if next(failures, False) else plan())
     for number, name in enumerate(names):

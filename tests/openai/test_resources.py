@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property, reduce
 from typing import Any
 
@@ -175,9 +175,13 @@ NOT_SERVED: list[Callable[[Any], Any]] = [
 
 
 @pytest.fixture
-def sdks(openai_url: str) -> Any:
+def sdks(openai_url: str) -> Iterator[Any]:
     strict: Any = {"api_key": "none", "max_retries": 0, "timeout": 30, "_strict_response_validation": True}
-    return openai.OpenAI(base_url=f"{openai_url}/v1", **strict), anthropic.Anthropic(base_url=openai_url, **strict)
+    with (
+        openai.OpenAI(base_url=f"{openai_url}/v1", **strict) as ours,
+        anthropic.Anthropic(base_url=openai_url, **strict) as theirs,
+    ):
+        yield ours, theirs
 
 
 @pytest.mark.parametrize("name", [*OPENAI, *ANTHROPIC])
