@@ -54,7 +54,8 @@ class Call(Generic[T]):
     uploaded file is added under the name `file`. `undo` makes, of the answer, the call that takes back what this one
     did: an asyncio caller may be cancelled while it waits, and no other caller would know of it. A call that
     `comes_to_its_end` does so even then. One that `is_keyed` opens a session or starts a turn: the server does that
-    once for each key. `abandon` cancels what it has begun when the caller stops waiting.
+    once for each key. `abandon` cancels what it has begun when the caller stops waiting. One that `asks_state` has an
+    answer in each error of the server: it is not retried then.
     """
 
     method: str
@@ -70,6 +71,7 @@ class Call(Generic[T]):
     comes_to_its_end: bool = False
     is_keyed: bool = False
     abandon: Call[Any] | None = None
+    asks_state: bool = False
 
 
 class TurnOptions(TypedDict, total=False):
@@ -256,7 +258,7 @@ def health() -> Call[Health]:
 
 def ready() -> Call[Health]:
     """`GET /ready`."""
-    return Call("GET", "/ready", Health.model_validate_json)
+    return Call("GET", "/ready", Health.model_validate_json, asks_state=True)
 
 
 def version() -> Call[Version]:

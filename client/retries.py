@@ -43,6 +43,7 @@ class Attempts:
     def __init__(self, call: Call[Any], max_retries: int) -> None:
         self.key = str(uuid.uuid4()) if call.is_keyed and max_retries else None
         self._is_harmless = self.key is not None or call.method == "GET"
+        self._is_told_by_errors = call.asks_state
         self._left = max_retries
         self._wait_s = FIRST_WAIT_S
 
@@ -58,6 +59,8 @@ class Attempts:
 
     def _may_follow(self, error: DjinnError) -> bool:
         if isinstance(error, APIError):
+            if self._is_told_by_errors:
+                return False
             was_not_done = error.status == 429 or error.code in NOT_DONE
             return was_not_done or (self._is_harmless and error.code in MAYBE_DONE)
         return isinstance(error, ConnectionFailed) or (self._is_harmless and isinstance(error, ConnectionLost))

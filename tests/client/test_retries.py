@@ -40,12 +40,16 @@ Ask = Callable[..., Any]
 
 def blocking(url: str, work: str, *names: str, **options: Any) -> Any:
     with Djinn(url, timeout=5, **options) as djinn:
+        if work == "ready":
+            return djinn.ready()
         return djinn.sessions.create() if work == "create" else getattr(djinn.vectors, work)(*names)
 
 
 def asynchronous(url: str, work: str, *names: str, **options: Any) -> Any:
     async def ask() -> Any:
         async with AsyncDjinn(url, timeout=5, **options) as djinn:
+            if work == "ready":
+                return await djinn.ready()
             return await (djinn.sessions.create() if work == "create" else getattr(djinn.vectors, work)(*names))
 
     return asyncio.run(ask())
@@ -87,6 +91,9 @@ def test_after_two_retries_the_error_is_told(ask: Ask) -> None:
     with answering(DRAINING) as stub, pytest.raises(client.ServerError):
         ask(stub.url, "create", max_retries=0)
     assert keys_of(stub) == [None], "the server would wait for who does not come back"
+    with answering(DRAINING) as stub, pytest.raises(client.ServerError):
+        ask(stub.url, "ready")
+    assert len(stub.asked) == 1, "it is the answer"
 
 
 @both
