@@ -16,7 +16,7 @@ from loadgen.experiments.density.rows import TURNS as TURN_ROWS
 from loadgen.load.trace import read_trace, trace_sha256
 from loadgen.report.report import Report
 from tests.errors import error_response
-from tests.loadgen.experiments.conftest import result, sessions_on, value
+from tests.loadgen.experiments.conftest import interrupt, result, sessions_on, value
 from tests.loadgen.stubs import Flaky, serving
 from tests.serving import serve
 
@@ -174,3 +174,20 @@ def test_repeats_have_texts_of_their_own_and_a_warm_up_is_not_measured(url: str,
     assert all(turn["cached_tokens"] <= 16 for turn in second)  # the system text has 16 tokens
     assert value(found, "turns completed") == 8
     assert found.figure("TTFT, first, p50").spread is None
+
+
+@pytest.mark.long
+def test_an_interrupted_run_leaves_what_it_measured(url: str, tmp_path: Path) -> None:
+    """The agents think for an hour after their first turn: Ctrl-C comes in between."""
+    arguments = [*LOAD, "--time-scale", "1", "--rate", "inf", "--think", "3600:3600", "--output", str(tmp_path)]
+
+    def thinking() -> bool:
+        """They say so once their turn is recorded."""
+        return sum(session.info.phase == "io_wait" for session in sessions_on(url)) == AGENTS
+
+    output = interrupt(["density", "--target", f"djinn={url}", *arguments], thinking)
+    found = result(tmp_path)
+    assert found.interrupted
+    assert value(found, "turns completed") == AGENTS
+    assert "interrupted" in output
+    assert sessions_on(url) == []

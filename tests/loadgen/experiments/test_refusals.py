@@ -83,22 +83,10 @@ def running(djinn: client.Djinn) -> float:
     return len(list(djinn.sessions.list(state="running")))
 
 
-def thinking(djinn: client.Djinn) -> float:
-    """Agents that have recorded a turn: they say so."""
-    return sum(session.info.phase == "io_wait" for session in djinn.sessions.list())
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("experiment", "arguments", "device", "look", "enough"),
     [
-        (
-            "density",
-            "--agents 3 --turns 2 --system-tokens 16 --context 60 --rate inf --think 60:60",
-            "4MiB",
-            thinking,
-            3,
-        ),
         ("resume-latency", "--lengths 40 --depths 100 --repeats 100", "1x256", moves_out, 4),
         ("whitebox", "--layers 1 --sequences 1 --tokens 8 --others 3 --pause-seconds 3600", "4MiB", running, 3),
         (
