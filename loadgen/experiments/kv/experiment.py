@@ -342,9 +342,14 @@ def _conclude(plan: KVPlan, seen: Seen, found: Found) -> None:
         ),
         Table(GAINS, list(_gain_rows(seen.compressions)), shown=False),
     ]
+    found.charts[:0] = _charts(structure)
+
+
+def _charts(structure: Structure) -> list[Chart]:
+    """Pictures of the tables that `_conclude` adds."""
     data = structure.memory.data
     rooms = {"room on the device": data.device.total_bytes / 2**20, "room on the host": data.host.total_bytes / 2**20}
-    found.charts[:0] = [
+    return [
         Chart(
             "KV of a session as it grows",
             f"{structure.bytes_per_token:,} bytes a token, in whole blocks.",
