@@ -2,7 +2,6 @@
 
 from torch import Tensor
 
-from app.gpu.forward.programs import Marks, NotRecordable
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.models.base import LayerStack
 
@@ -23,8 +22,11 @@ class WrappedStack:
         return self._stack.embed(token_ids, positions)
 
     def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        if isinstance(batch.taps, Marks):
-            raise NotRecordable("a program would pass by what stands before the model")
+        if self.device.type == "cpu":  # programs import Numba, which a machine with a GPU need not have
+            from app.gpu.forward.programs import Marks, NotRecordable
+
+            if isinstance(batch.taps, Marks):
+                raise NotRecordable("a program would pass by what stands before the model")
         return self._stack.layer(index, hidden, batch, kv)
 
     def normed(self, hidden: Tensor) -> Tensor:
