@@ -86,6 +86,7 @@ class ListeningServer(uvicorn.Server):
         assert sockets is not None
         await super().startup([])
         if self.started:
+            self.started = False  # until clients can connect
             for bound in sockets:
                 # Connections inherit it: without it those of a server that was killed keep the port for a minute.
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -93,6 +94,7 @@ class ListeningServer(uvicorn.Server):
                 listener.start(self.config.backlog)
                 self._listeners.append(listener)
             self._watching = asyncio.create_task(watch(self.table, self._settings, self._metrics))
+            self.started = True
             self.has_started(url_of(sockets[0]))
 
     def has_started(self, url: str) -> None:
