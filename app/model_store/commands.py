@@ -35,6 +35,8 @@ def export_model(spec: str, cache_dir: Path) -> Path:
     if not is_indexed(source):
         return source
     folder = cache_dir.expanduser() / "models" / (spec if spec in CATALOG else source.name)
+    if folder.is_dir() and (folder / CHECKPOINT).resolve() != source.resolve():
+        shutil.rmtree(folder)  # it was made of another file, or by another version of Djinn
     install_once(folder, lambda scratch: _export(source, scratch))
     return folder
 
