@@ -101,6 +101,8 @@ class Family:
     """Bytes of what a layer folds tokens into, by its number, if layers compute in that type; 0: it does not."""
     attends: Callable[[PretrainedConfig, int], bool] = lambda config, index: True
     """Whether a layer attends, by its number."""
+    kv_shape: Callable[[PretrainedConfig], tuple[int, int]] = lambda config: (kv_heads_of(config), head_dim_of(config))
+    """Heads of keys and values that are kept of a token in each layer, and numbers of each."""
     turned: bool = False
     """Whether layers' matrices are stored `[in, out]` (Transformers' `Conv1D`), not `[out, in]`."""
     embedding_scale: Callable[[PretrainedConfig, torch.dtype], float] = lambda config, dtype: 1.0
@@ -192,8 +194,8 @@ class OwnStack:
         self.num_layers: int = config.num_hidden_layers
         self.hidden_size: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
-        self.kv_heads = shard.share(kv_heads_of(config))
-        self.head_dim = head_dim_of(config)
+        kv_heads, self.head_dim = family.kv_shape(config)
+        self.kv_heads = shard.share(kv_heads)
         self.dtype, self.device = weights.dtype, weights.device
         self.states: Sequence[LayerState] = [self._state(family, config, index) for index in range(self.num_layers)]
         self.max_model_len = max_model_len

@@ -15,8 +15,18 @@ from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, Taps
 from app.gpu.kernels.linear.base import Weight
 from app.gpu.models.base import require_fixed_rope
 from app.gpu.models.elementwise import add_, add_rms_norm, gate_, rms_norm, rotate, scale_
-from app.gpu.models.family import Elementwise, Family, Folding, Layer, Parts, attention_points, head_dim_of
+from app.gpu.models.family import (
+    Elementwise,
+    Family,
+    Folding,
+    Layer,
+    Parts,
+    attention_points,
+    head_dim_of,
+    kv_heads_of,
+)
 from app.gpu.models.feed_forward import ALIKE, Experts, FeedForward, mlp
+from app.gpu.models.latent_attention import LatentAttention
 from app.gpu.models.variants import VARIANTS, read
 from app.gpu.weights.bundles import Weights
 
@@ -236,7 +246,13 @@ def _mixer(
     folding = None if kind is None else kind(parts, name)
     if folding is not None and not _attends(config, index):
         return folding, folding
-    attend = SelfAttention(attention, tables, index, parts, name)
+    attend: Layer
+    if VARIANTS[config.model_type].latents:
+        assert tables is not None
+        module, pairs = f"{name}.{VARIANTS[config.model_type].attention}", read(config, "rope_interleave", True)
+        attend = LatentAttention(attention, tables[None], parts, module, interleaved=pairs)
+    else:
+        attend = SelfAttention(attention, tables, index, parts, name)
     if folding is None:
         return attend, None
     inward, outward = config.attention_in_multiplier, config.attention_out_multiplier
@@ -278,7 +294,9 @@ def _points(config: PretrainedConfig, index: int) -> Mapping[Point, PointShape]:
     mixture, norms = variant.experts(config, index), variant.norms
     lacking = {point for point, norm in ((Point.ATTN_IN, norms[0]), (Point.MLP_IN, norms[2])) if norm is None}
     folding, inside = _folding(config, index), dict[Point, PointShape]()
-    if _attends(config, index):
+    if variant.latents:
+        inside |= LatentAttention.points(config)
+    elif _attends(config, index):
         inside |= attention_points(config.num_attention_heads, config.num_key_value_heads, head_dim_of(config))
     if folding is not None:
         inside[Point.STATE] = PointShape(folding.state_numbers(config))
@@ -364,6 +382,12 @@ def _folded(config: PretrainedConfig, index: int, dtype: torch.dtype) -> int:
     return 0 if folding is None else folding.state_bytes(config, dtype)
 
 
+def _kv_shape(config: PretrainedConfig) -> tuple[int, int]:
+    if VARIANTS[config.model_type].latents:
+        return 1, LatentAttention.kv_width(config)
+    return kv_heads_of(config), head_dim_of(config)
+
+
 def _activation(config: PretrainedConfig) -> str:
     name: str = read(config, "hidden_activation", read(config, "mlp_hidden_act", getattr(config, "hidden_act", "silu")))
     return name
@@ -371,7 +395,7 @@ def _activation(config: PretrainedConfig) -> str:
 
 def _divided(config: PretrainedConfig) -> Sequence[int]:
     variant = VARIANTS[config.model_type]
-    if variant.wide_qk_norm or variant.folding is not None:
+    if variant.wide_qk_norm or variant.folding is not None or variant.latents:
         return ()
     widths = set[int]()
     for index in range(config.num_hidden_layers):
@@ -416,6 +440,7 @@ LLAMA = Family(
     points=_points,
     folded=_folded,
     attends=_attends,
+    kv_shape=_kv_shape,
     unused=_unused,
     embedding_scale=_embedding_scale,
     logit_scale=lambda config: read(config, "lm_head_multiplier", 1 / read(config, "logits_scaling", 1.0)),

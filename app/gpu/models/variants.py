@@ -72,6 +72,8 @@ class Variant:
     """Whether each head has a score that takes part in each softmax."""
     gated: bool = False
     """Whether what each head attends to is multiplied by a logistic function of a gate, which its query comes with."""
+    latents: bool = False
+    """Whether attention is `LatentAttention`."""
     folding: type[Folding] | None = None
     """What mixes tokens in layers that do not attend."""
     root_of_hidden: bool = False
@@ -140,8 +142,10 @@ def _gpt_oss(config: PretrainedConfig, _index: int) -> Mixture:
 
 
 def _deepseek(config: PretrainedConfig, index: int) -> Mixture | None:
-    if index < config.first_k_dense_replace:
-        return None
+    return None if index < config.first_k_dense_replace else _moe_of_deepseek(config)
+
+
+def _moe_of_deepseek(config: PretrainedConfig) -> Mixture:
     shared = config.n_shared_experts or 0
     return Mixture(
         config.n_routed_experts,
@@ -156,6 +160,15 @@ def _deepseek(config: PretrainedConfig, index: int) -> Mixture | None:
         shared="mlp.shared_experts" if shared else None,
         shared_width=config.moe_intermediate_size * shared,
     )
+
+
+def _deepseek_v2(config: PretrainedConfig, index: int) -> Mixture | None:
+    mixture = _deepseek(config, index)
+    return mixture and replace(mixture, sigmoid=False, correction=None, renormalized=False, groups=1, top_groups=1)
+
+
+def _glm4_lite(config: PretrainedConfig, index: int) -> Mixture | None:
+    return _moe_of_deepseek(config) if config.mlp_layer_types[index] == "sparse" else None
 
 
 def _lfm2_moe(config: PretrainedConfig, index: int) -> Mixture | None:
@@ -300,6 +313,10 @@ VARIANTS = {
         experts=_nemotron,
     ),
     "dots1": Variant(("attention_bias", "layer_types"), qk_norm=True, experts=_deepseek),
+    "deepseek_v2": Variant(("attention_bias", "mlp_bias"), latents=True, exact_angles=True, experts=_deepseek_v2),
+    "deepseek_v3": Variant(("attention_bias", "rope_interleave"), latents=True, experts=_deepseek),
+    "glm4_moe_lite": Variant(("attention_bias", "rope_interleave"), latents=True, experts=_glm4_lite),
+    "youtu": Variant(("attention_bias", "rope_interleave"), latents=True),
     "smollm3": Variant(("attention_bias", "mlp_bias", "layer_types", "no_rope_layers")),
     "seed_oss": Variant(("attention_bias", "attention_out_bias", "mlp_bias")),
     "ernie4_5": Variant(("use_bias",), interleaved=True),
@@ -349,7 +366,8 @@ _ALWAYS = {
     *("linear_num_key_heads", "linear_num_value_heads"),
     *("conv_L_cache", "conv_bias", "norm_eps"),
     *("block_auto_adjust_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of"),
-    *("num_dense_layers", "use_expert_bias", "shared_intermediate_size"),
+    *("num_dense_layers", "use_expert_bias", "shared_intermediate_size", "mlp_layer_types"),
+    *("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
     *READ,
     *("layers_block_type", "mamba_norm_before_gate", "moe_shared_expert_intermediate_size"),
 }
@@ -362,7 +380,7 @@ _WITHOUT_EFFECT = {
     *("mamba_expand", "mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient", "expand", "chunk_size"),
     *("time_step_rank", "time_step_min", "time_step_max", "time_step_floor", "rescale_prenorm_residual"),
     *("residual_in_fp32", "use_mamba_kernels", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap", "hidden_dropout"),
-    *("num_nextn_predict_layers", "mtp_layers_block_type"),
+    *("num_nextn_predict_layers", "mtp_layers_block_type", "embedding_initializer_range"),
 }
 """Those that matter in training or to tokens alone, or of which the config has made others."""
 

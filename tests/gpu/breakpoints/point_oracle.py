@@ -119,7 +119,7 @@ def seen(model: Any, index: int, seeing: Mapping[Point, See]) -> Iterator[None]:
 
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", heads)
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    width = getattr(config, "qk_head_dim", getattr(config, "head_dim", None)) or config.hidden_size // heads
     sizes = [heads * width, kv_heads * width, kv_heads * width]
     for point in seeing:
         match point:
@@ -135,7 +135,7 @@ def seen(model: Any, index: int, seeing: Mapping[Point, See]) -> Iterator[None]:
                 number = (Point.Q, Point.K).index(point)
                 out(point, fused, lambda x, n=number: x.split(sizes, dim=-1)[n])  # type: ignore[misc]
             case Point.Q | Point.K:
-                projection = getattr(attention, f"{point}_proj")
+                projection = _child(attention, f"{point}_proj", f"{point}_b_proj")
                 per_head = projection.out_features // (heads if point is Point.Q else kv_heads)  # a gate may follow
                 out(point, projection, lambda x, n=per_head: x.unflatten(1, (-1, n))[..., :width])  # type: ignore[misc]
             case Point.V if not hasattr(sys.modules[type(attention).__module__], "eager_attention_forward"):

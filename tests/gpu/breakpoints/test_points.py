@@ -24,7 +24,7 @@ from tests.gpu.models.oracle import CASES
 pytestmark = pytest.mark.usefixtures("one_thread")
 START, COUNT, LAYER = prompt(6, 13), 3, 1
 FAMILIES = ["llama", "gpt2", "olmo2", "phi3-window", "gemma2", "granite", "glm4", "glm4_moe, groups", "gpt_oss, sinks"]
-FAMILIES += ["qwen3_next", "gpt_neox", "gptj", "phimoe, window in the mask"]
+FAMILIES += ["deepseek_v3, latents", "qwen3_next", "gpt_neox", "gptj", "phimoe, window in the mask"]
 """The last ones are Transformers' modules: all rows attend together, or row by row."""
 LONG = [
     "qwen3",

@@ -35,6 +35,8 @@ _YARN_ROPE = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _GROUPS = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 1}
 _GROUPS |= {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "norm_topk_prob": True}
+_LATENTS = {**_GQA, "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 24, "qk_rope_head_dim": 8}
+_LATENTS |= {"qk_nope_head_dim": 12, "v_head_dim": 20}
 _GPT2 = {**_SPECIAL, "vocab_size": VOCAB, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 128}
 
 CASES: dict[str, dict[str, Any]] = {
@@ -135,15 +137,15 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "deepseek_v3, latents": {
         "model_type": "deepseek_v3",
-        **_GQA,
-        "num_key_value_heads": 4,
-        "first_k_dense_replace": 3,
+        **_LATENTS,
+        **_GROUPS,
         "q_lora_rank": 32,
-        "kv_lora_rank": 24,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 12,
-        "v_head_dim": 12,
+        "rope_parameters": {**_YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 0.7},
     },
+    "deepseek_v2": {"model_type": "deepseek_v2", **_LATENTS, **_GROUPS, "n_group": 1, "q_lora_rank": None},
+    "glm4_moe_lite": {"model_type": "glm4_moe_lite", **_LATENTS, "n_routed_experts": 4, "moe_intermediate_size": 24},
+    "youtu": {"model_type": "youtu", **_LATENTS, "rope_interleave": False},
+    "minicpm3, keys wider than values": {"model_type": "minicpm3", **_LATENTS},
     "stablelm, keywords dropped": {"model_type": "stablelm", **_GQA, "hidden_size": 64},
     "phimoe, window in the mask": {
         "model_type": "phimoe",

@@ -30,6 +30,8 @@ products have no tensor cores, and beside `TALL_ROWS` queries or more.
 TALL_ROWS = 64
 STAGES, TALL_STAGES = 2, 3
 """Tiles of keys in flight. On an H200 two are up to 4 % faster than three for decode rows; tall ones were not timed."""
+WIDE_DIMS = 256
+"""Heads of more dimensions, as latents have, take twice the threads, for their registers, and one tile in flight."""
 MOST_KEYS = 128
 """In a tile, however small the head."""
 SPLIT_KEYS, MAX_SPLITS = 128, 32
@@ -92,7 +94,7 @@ def attend(
     sequences, group = len(contexts), heads // kv_heads
     tile_rows = max(rows, LEAST_ROWS, triton.next_power_of_2(group))
     tile_dims = max(LEAST_ROWS, triton.next_power_of_2(head_dim))
-    tall, scaled = tile_rows >= TALL_ROWS, kv.dtype is FLOAT8
+    tall, wide, scaled = tile_rows >= TALL_ROWS, tile_dims > WIDE_DIMS, kv.dtype is FLOAT8
     tile_bytes = SMALL_KEY_TILE_BYTES if tall or query.element_size() == 4 else KEY_TILE_BYTES
     tiles = sequences if starts is None else tokens // (tile_rows // group) + sequences
     if splits is None:
@@ -130,8 +132,8 @@ def attend(
         tile_rows=tile_rows,
         tile_keys=max(LEAST_ROWS, min(MOST_KEYS, tile_bytes // (tile_dims * query.element_size()))),
         tile_dims=tile_dims,
-        num_warps=4,
-        num_stages=TALL_STAGES if tall else STAGES,
+        num_warps=8 if wide else 4,
+        num_stages=1 if wide else TALL_STAGES if tall else STAGES,
     )
     if splits > 1:
         grid, dims = (tokens, heads), triton.next_power_of_2(head_dim)
