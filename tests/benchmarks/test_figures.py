@@ -1,11 +1,9 @@
 """What benchmarks compute from hand-made measurements: figures and targets."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 import pytest
 import torch
@@ -15,13 +13,11 @@ from torch.distributions import Categorical, kl_divergence
 from app.gpu.kernels.linear.base import BlockMatrix
 from app.gpu.kernels.linear.eight_bits import FLOAT8, quantize
 from benchmarks.command import Benchmark
-from benchmarks.fairness.figures import MOST_GROWTH_BYTES, Neighbour, Outcome, Waits, judge
 from benchmarks.grammars import BENCHMARK as GRAMMARS
 from benchmarks.grammars import DecodeRound as GrammarsRound
 from benchmarks.grammars import Measured as GrammarsMeasured
 from benchmarks.record import RESULTS
 from benchmarks.rounding import Float8OnCpu, compare
-from benchmarks.spread import ratio_of_medians
 from loadgen.processes.launch import ROOT
 
 STEPS = GrammarsMeasured(
@@ -44,16 +40,6 @@ def test_the_files_hold_every_figure_and_tell_nothing_about_folders(tmp_path: Pa
     assert orjson.loads(written)["model"] == "smollm2"
     assert "/home/me" not in text + written
     assert str(ROOT) not in text + written
-
-
-def test_a_ratio_of_medians_has_an_interval_that_holds_the_true_ratio() -> None:
-    noise = np.random.default_rng(1)
-    base = noise.normal(100, 10, size=200)
-    values = 1.2 * noise.normal(100, 10, size=200)
-    spread = ratio_of_medians(values.tolist(), base.tolist())
-    assert spread.median == pytest.approx(np.median(values) / np.median(base))
-    assert spread.low < 1.2 < spread.high
-    assert spread.high - spread.low < 0.1
 
 
 def test_the_index_links_to_every_result_that_is_kept_and_to_nothing_that_is_gone() -> None:
@@ -91,24 +77,3 @@ def test_float8_on_a_cpu_is_the_float8_of_a_gpu() -> None:
     values, x = torch.randn(48, 64, generator=generator), torch.randn(5, 64, generator=generator)
     weight, bias = BlockMatrix(FLOAT8, quantize(FLOAT8, values), (48, 64)), torch.randn(48, generator=generator)
     torch.testing.assert_close(Float8OnCpu(weight, bias)(x), DenseLinear(weight, bias)(x))
-
-
-# What an attack may cost others.
-
-SEEN = ((4, 300.0, Waits(0.4, 0.04)), (1, 100.0, Waits(0.2, 0.02)), (16, 500.0, Waits(1.2, 0.05)))
-NEIGHBOURS = [Neighbour(*each) for each in SEEN]
-CALM = Outcome("calm", "does nothing", 20, Waits(0.2, 0.02), 100.0, 0, {"200": 3})
-
-
-@pytest.mark.parametrize(
-    ("outcome", "is_kept"),
-    [
-        (replace(CALM, waits=Waits(0.4, 0.04)), True),
-        (replace(CALM, waits=Waits(0.41, 0.02)), False),
-        (replace(CALM, waits=Waits(0.8, 0.08), tokens_per_s=300.0), True),
-        (replace(CALM, grown_bytes=MOST_GROWTH_BYTES + 1), False),
-        (replace(CALM, wrong=1), False),
-    ],
-)
-def test_an_attack_may_cost_twice_what_an_honest_neighbour_costs(outcome: Outcome, is_kept: bool) -> None:
-    assert judge(outcome, NEIGHBOURS).is_kept is is_kept

@@ -4,12 +4,10 @@ import subprocess
 import sys
 import tempfile
 import time
-import zipfile
 from argparse import Namespace
 from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
-from io import StringIO
 from pathlib import Path
 
 import psutil
@@ -29,7 +27,7 @@ from benchmarks.gpu_check.reports.record import Run, describe_run, read_run
 from benchmarks.gpu_check.runner import Budget, run_stages
 from benchmarks.gpu_check.stage_list import STAGES
 from benchmarks.gpu_check.stages import cuda_tests
-from loadgen.report.figures import Figure, Target
+from loadgen.report.figures import Figure
 from tests.release.test_setup import PYTEST, WITHOUT
 
 ENGINE_STAGES = [stage.name for stage in STAGES if stage.name not in ("vllm", "cuda_tests")]
@@ -110,25 +108,6 @@ def test_a_stage_is_killed_when_its_time_is_over_and_not_begun_without_time(tmp_
     assert not run.is_well
 
 
-@pytest.mark.parametrize("ended", [True, False])
-def test_all_that_was_written_comes_back_also_of_a_stage_that_was_cut_off(tmp_path: Path, ended: bool) -> None:
-    file = StringIO()
-    journal = Journal(file, has_targets=True)
-    journal.fact("device", "a card")
-    journal.value("swap", "×", 0.85, Target(0.9, at_least=True))
-    journal.value("errors", "", 0.0, Target(0.0))
-    journal.samples("swap", [0.8, 0.9])
-    if ended:
-        journal.end(Outcome.DONE, "why")
-    (tmp_path / "journal").write_text(file.getvalue() + ("" if ended else '["figure", {"name": "ha'))
-    record = read(tmp_path / "journal")
-    assert record.outcome is (Outcome.DONE if ended else Outcome.OUT_OF_TIME)
-    assert (record.facts, record.samples) == ({"device": "a card"}, {"swap": [0.8, 0.9]})
-    assert [figure.name for figure in record.figures] == ["swap", "errors"]
-    assert [figure.name for figure in record.missed] == ["swap"]
-    assert not record.is_well
-
-
 TESTS = """
 import pytest
 pytestmark = pytest.{mark}
@@ -202,30 +181,3 @@ def test_what_a_stage_lacks_is_said_by_name(tmp_path: Path) -> None:
     stage = replace(STAGES[0], needs=("torch", "no_such_package"))
     run_stage(stage, TINY, tmp_path / "journal", tmp_path, 10)
     assert read(tmp_path / "journal").reason == "not installed: no_such_package"
-
-
-PREPARE = """
-import subprocess, sys
-from pathlib import Path
-from benchmarks.gpu_check.overlay import prepare
-prepare(Path(sys.argv[1]), Path(sys.argv[2]))
-import djinn_carried
-subprocess.run([sys.executable, "-c", "import djinn_carried, app"], cwd="/", check=True)
-print(djinn_carried.ANSWER)
-"""
-ABOUT = "djinn_carried-1.0.dist-info"
-WHEEL = {
-    "djinn_carried.py": "ANSWER = 42\n",
-    f"{ABOUT}/METADATA": "Metadata-Version: 2.1\nName: djinn-carried\nVersion: 1.0\n",
-    f"{ABOUT}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    f"{ABOUT}/RECORD": "",
-}
-"""The smallest that pip takes."""
-
-
-def test_wheels_are_found_by_this_process_and_its_children(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "djinn_carried-1.0-py3-none-any.whl", "w") as wheel:
-        for name, text in WHEEL.items():
-            wheel.writestr(name, text)
-    (tmp_path / "packages").mkdir()
-    assert run_python(PREPARE, str(tmp_path), str(tmp_path / "packages")).strip() == "42"

@@ -2,23 +2,18 @@
 
 import struct
 import subprocess
-import tarfile
 import time
 from pathlib import Path
-from zipfile import ZipFile
 
 import pytest
 import triton
-from transformers import AutoConfig, AutoTokenizer
 
-from app.model_store.shapes import byte_tokenizer
 from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.plan import TINY
 from benchmarks.gpu_check.reports.journal import Journal, StageRecord, read_journal
-from benchmarks.gpu_check.rivals.vllm import SERVED, write_model
+from benchmarks.gpu_check.rivals.vllm import SERVED
 from benchmarks.gpu_check.stages.density import run_beside
 from benchmarks.gpu_rivals.fatbin import keep_architecture
-from benchmarks.gpu_rivals.packing import KERNELS, PARTS, pack
 from loadgen.peers.djinn import djinn_launch
 from loadgen.processes.launch import Launch
 
@@ -81,27 +76,3 @@ def test_agents_are_measured_on_both_servers(tmp_path: Path) -> None:
     read_journal(path, record)
     medians = {each.name: each.spread.median for each in record.figures if each.spread is not None}
     assert [medians[f"Turns that completed / planned, {name}"] for name in ("djinn", "vllm")] == [1, 1]
-
-
-def test_the_rival_reads_texts_as_djinn_does(tmp_path: Path) -> None:
-    write_model("random:tiny-llama", tmp_path)
-    text, read = "Wien, 8 \u20ac", AutoTokenizer.from_pretrained(tmp_path)
-    assert read(text).input_ids == byte_tokenizer(512).backend.encode(text).ids
-    config = AutoConfig.from_pretrained(tmp_path)
-    assert (config.model_type, config.num_key_value_heads, config.vocab_size) == ("llama", 2, 512)
-
-
-def test_kernels_and_python_travel_apart(library: Path, tmp_path: Path) -> None:
-    wheel = tmp_path / "vllm.whl"
-    with ZipFile(wheel, "w") as opened:
-        opened.write(library, KERNELS[0])
-        for name in ("vllm/__init__.py", "vllm/vllm-rs", "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so"):
-            opened.writestr(name, name)
-    sizes = pack([wheel], tmp_path, 90)
-    found = {}
-    for part, size in zip(PARTS, sizes, strict=True):
-        path = tmp_path / part / "rival.tar.xz"
-        assert path.stat().st_size == size
-        with tarfile.open(path) as archive:
-            found[part] = archive.getnames()
-    assert found == {PARTS[0]: [KERNELS[0]], PARTS[1]: ["vllm/__init__.py"]}

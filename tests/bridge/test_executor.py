@@ -1,7 +1,6 @@
 """Commands to the engine and its events. A dead engine keeps no caller waiting. A slow reader misses no event."""
 
 import asyncio
-from dataclasses import dataclass
 
 import pytest
 
@@ -24,14 +23,6 @@ from tests.bridge.engines import DyingEngine, TalkingEngine, app_of
 from tests.others import turns_of_others
 from tests.taking_turns import start_turn
 from tests.waiting import until
-
-
-@dataclass
-class HopelessEngine(DyingEngine):
-    def run(self, deliver: Deliver) -> None:
-        self.die.wait(10)
-        deliver([Lost("it was ended by SIGKILL")])
-        raise EngineError("it died, and no other could be started")
 
 
 def ignore(notice: Notice) -> None:
@@ -115,20 +106,6 @@ async def test_a_turn_that_a_command_has_brought_does_not_outlive_the_engine(inf
     deliver([Done(replies[0]), Lost("it was ended by SIGKILL")])
     with pytest.raises(EngineRestarting, match="SIGKILL"):
         await asyncio.wait_for(waiting, 5)
-    await executor.stop()
-
-
-async def test_an_engine_that_is_lost_for_good_is_no_restart_for_ever(
-    info: ModelInfo, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = HopelessEngine(info)
-    executor = EngineExecutor(engine, ignore)
-    executor.start()
-    engine.die.set()
-    await until(lambda: executor.is_lost)
-    with pytest.raises(EngineError, match="no other could be started"):
-        executor.check()
-    assert [line.levelname for line in caplog.records if "failed for good" in line.getMessage()] == ["CRITICAL"]
     await executor.stop()
 
 

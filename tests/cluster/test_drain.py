@@ -10,14 +10,9 @@ import httpx
 import pytest
 
 from app.cluster.moves import draining
-from app.domain.errors import DjinnError, PeerAway, WrongState
-from app.domain.homes import MoveReason
-from app.sessions.table import holding
-from tests.cluster.doors import member
-from tests.cluster.pair import KEY, PROMPT, behind, code, pair, used_session
+from tests.cluster.pair import PROMPT, behind, code, pair, used_session
 from tests.cluster.traps import set_trap
 from tests.durability.restarting import generate, open_session
-from tests.serving import running_services
 from tests.waiting import wait_until
 
 TURNS, SESSIONS, BEFORE = 10, 4, 3
@@ -171,20 +166,3 @@ def test_a_server_with_sessions_that_cannot_leave_is_asked_for_them_to_its_end(t
         for _ in range(20):
             wait_until(lambda: http.get(f"/v1/sessions/{stays}").status_code == 200)  # 409 while it is offered
         servers.ended("a")
-
-
-@pytest.mark.parametrize(("reason", "error"), [(MoveReason.DRAIN, WrongState), (MoveReason.OPERATOR, PeerAway)])
-async def test_a_drain_leaves_a_session_alone_while_a_request_needs_it(
-    tmp_path: Path, reason: MoveReason, error: type[DjinnError]
-) -> None:
-    """An operator's move is a request itself."""
-    (tmp_path / "key").write_text(KEY)
-    files = {"cluster_key_file": tmp_path / "key", "state_dir": tmp_path / "state", "kv_disk": 0}
-    async with running_services(replica="a", cluster=f"folder:{tmp_path}", **files) as services:
-        session = services.sessions.create()
-        assert services.cluster is not None
-        members = services.cluster.membership.members
-        services.cluster.membership.members = {**members, "b": member("b", "http://127.0.0.1:9")}
-        with holding(session), pytest.raises(error):
-            await services.cluster.departures.move(session, "b", reason)
-        assert not session.leaving

@@ -181,16 +181,6 @@ def test_a_name_begins_anew_only_when_all_say_that_nobody_has_it(stubs: Stubs) -
         assert known.places[name_key(None, "mine")] == "b"
 
 
-def test_many_who_look_for_a_lost_session_cost_its_cluster_one_question() -> None:
-    b = Stub("b")
-    b.lacks = {OTHER}
-    with serving_stub(b) as url_b, serving_door({"b": url_b}, Known({}, known={"a", "b", "d"})) as door:
-        with ThreadPoolExecutor(8) as threads:
-            answers = list(threads.map(lambda _: httpx.get(f"{door.url}/v1/sessions/{OTHER}"), range(8)))
-        assert {each.status_code for each in answers} == {503}
-        assert b.asked == 1
-
-
 def test_what_came_over_a_hop_is_not_sent_on(stubs: Stubs) -> None:
     """Only a replica can say so: the header proves that."""
     session = f"{stubs.door.url}/v1/sessions/{OTHER}"

@@ -10,12 +10,8 @@ import httpx
 import numpy as np
 import pytest
 from safetensors.numpy import save
-from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
-from app.cluster.gather import merged_memory, merged_page
 from app.domain.homes import home_of
 from tests.cluster.doors import Known, serving_door, serving_stub
 from tests.cluster.pair import MODEL, Pair, behind, code, named, pair
@@ -94,26 +90,6 @@ def test_a_list_says_who_is_missing(path: str) -> None:
         answer = httpx.get(f"{door.url}{path}")
         assert (answer.status_code, answer.headers["Djinn-Missing"]) == (200, "a,b")
         assert path == "/v1/events" or answer.json()["missing"] == ["a", "b"]
-
-
-def test_sums_leave_out_what_is_unknown() -> None:
-    moved = {"bytes": 10, "seconds": 2.0, "bytes_per_s": 5.0}
-    never = {"bytes": 0, "seconds": 0.0, "bytes_per_s": None}
-    views = [
-        {"moves": {"out": moved}, "counts": None, "tenants": {"x": {"sessions": 1}}},
-        {"moves": {"out": never, "in": never}, "counts": None, "tenants": {"y": {"sessions": 2}}},
-    ]
-    tenants = {"x": {"sessions": 1}, "y": {"sessions": 2}}
-    assert merged_memory(views) == {"moves": {"out": moved, "in": never}, "counts": None, "tenants": tenants}
-
-
-def test_a_session_that_has_just_moved_is_listed_once() -> None:
-    before = {"id": "ses_a_2", "used_at": 5.0, "state": "idle"}
-    now = {**before, "used_at": 6.0, "state": "running"}
-    other, last = {"id": "ses_a_1", "used_at": 9.0}, {"id": "ses_a_3", "used_at": 1.0}
-    for pages in ([[other, before], [now, last]], [[now, last], [other, before]]):
-        page = merged_page([{"data": each, "has_more": False} for each in pages], 3)
-        assert page == {"data": [other, now, last], "has_more": False}
 
 
 def test_who_may_not_ask_learns_nothing_and_costs_the_others_nothing(tmp_path: Any) -> None:
@@ -214,26 +190,6 @@ def test_a_vector_is_at_every_replica_or_at_none(client: httpx.Client, servers: 
         assert client.delete("/v1/vectors/calm").status_code == 204
         assert found() == [[], []]
     assert_error(client.delete("/v1/vectors/calm"), 404, "not_found", param="vector")
-
-
-def test_a_vector_that_one_replica_may_still_have_is_not_said_to_be_gone() -> None:
-    async def delete(request: Request) -> Response:
-        return (
-            error_response(503, "not_durable") if request.scope["server"][1] == refusing else Response(status_code=204)
-        )
-
-    async def gone(scope: Any, receive: Any, send: Any) -> None:
-        await Response(status_code=204)(scope, receive, send)
-
-    stub = Starlette(
-        routes=[
-            Route("/v1/vectors/{name}", delete, methods=["DELETE"]),
-        ]
-    )
-    with serving_stub(stub) as a, serving_stub(stub) as b, serving_door({"a": a, "b": b}, inside=gone) as door:
-        for url in (a, b):
-            refusing = httpx.URL(url).port
-            assert code(httpx.delete(f"{door.url}/v1/vectors/calm")) == (503, "not_durable")
 
 
 def test_a_session_that_is_asked_for_again_with_its_key_is_opened_once(client: httpx.Client, servers: Pair) -> None:

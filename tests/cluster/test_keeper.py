@@ -2,13 +2,11 @@
 
 import asyncio
 import contextlib
-import errno
 import os
 import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -89,14 +87,6 @@ async def _standby(folder: Path, but: int = 0) -> int:
     return found[0]
 
 
-async def _one_with_standby(folder: Path) -> tuple[Replicas, int]:
-    """A replica that listens, and the process that waits for its place."""
-    replicas = Replicas(_specs(folder, has_standby=True)[:1])
-    replicas.start()
-    await _found(replicas, a=FIRST)
-    return replicas, await _standby(folder / "a")
-
-
 async def _ended(pid: int) -> None:
     def has_ended() -> bool:
         try:
@@ -136,49 +126,6 @@ async def test_who_stands_by_takes_the_place_of_one_that_dies_and_ends_with_the_
     assert not (tmp_path / "a" / "start3").exists()
 
 
-async def test_one_that_stands_by_and_has_died_is_not_waited_for(tmp_path: Path) -> None:
-    replicas, waiting = await _one_with_standby(tmp_path)
-    os.kill(waiting, signal.SIGKILL)
-    await _ended(waiting)
-    os.kill(_pid(tmp_path / "a" / "start1"), signal.SIGKILL)
-    await _found(replicas, a=SECOND)
-    assert _pid(tmp_path / "a" / "start2") != waiting
-    await replicas.stop()
-
-
-async def test_another_takes_the_place_of_one_that_stood_by_and_died(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keepers, "LONGEST_WAIT_S", 0.01)
-    replicas, waiting = await _one_with_standby(tmp_path)
-    os.kill(waiting, signal.SIGKILL)
-    assert await _standby(tmp_path / "a", but=waiting)
-    await replicas.stop()
-
-
-async def test_a_process_that_begins_to_stand_by_as_all_ends_ends_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spawn, gate, begun = asyncio.create_subprocess_exec, asyncio.Event(), asyncio.Future[int]()
-
-    async def slowly(*words: str, **options: Any) -> Any:
-        process = await spawn(*words, **options)
-        if "--standby" in words:
-            begun.set_result(process.pid)
-            await gate.wait()
-        return process
-
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", slowly)
-    replicas = Replicas(_specs(tmp_path, has_standby=True)[:1])
-    replicas.start()
-    pid = await begun
-    ending = asyncio.create_task(replicas.stop())
-    await until((tmp_path / "a" / "drained").exists)
-    gate.set()
-    await ending
-    await _ended(pid)
-
-
 class MissingSpec(ReplicaSpec):
     __slots__ = ()
 
@@ -198,24 +145,6 @@ async def test_a_replica_that_can_never_be_started_ends_the_start(
         await _found(replicas, a=FIRST)
     await replicas.stop()
     assert not (tmp_path / "a" / "start2").exists()
-
-
-async def test_a_machine_without_room_for_a_process_is_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spawn = asyncio.create_subprocess_exec
-    failures = iter(range(2))
-
-    async def no_room_at_first(*words: str, **options: Any) -> Any:
-        if next(failures, None) is not None:
-            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-        return await spawn(*words, **options)
-
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", no_room_at_first)
-    replicas = Replicas(_specs(tmp_path)[:1])
-    replicas.start()
-    await _found(replicas, a=FIRST)
-    await replicas.stop()
 
 
 def test_keys_are_not_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

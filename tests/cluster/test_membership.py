@@ -199,31 +199,6 @@ async def test_a_store_that_has_lost_all_learns_it_again(another: Another) -> No
         assert "older copy" in await refused(store, replace(FIRST, attempt="second"))
 
 
-async def test_a_place_that_nobody_has_used_for_a_month_is_forgotten(
-    another: Another, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with joined(another(), "a") as a:
-        for key in ("used", "held", *map(str, range(9))):
-            await a.put(key, "a")
-        days = membership._day()
-        monkeypatch.setattr(membership, "PAGE", 4)
-        monkeypatch.setattr(membership, "_day", lambda: days + 20)
-        assert await a.find("used") == "a"
-    monkeypatch.setattr(membership, "_day", lambda: days + 32)
-    again = Membership(another(), me("a"), FIRST, KEY)
-    again.held = lambda: ["held"]
-    async with again:
-        while len(places := set(await again._store.read_all("place/"))) > 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-    assert places == {"place/used", "place/held"}
-
-
-async def test_moves_are_noted_by_many_at_once(another: Another) -> None:
-    async with joined(another(), "a") as a:
-        await asyncio.gather(*(a.note_moves(number) for number in (3, 5, 4)))
-    assert "and 5 there" in await refused(another(), replace(FIRST, start=2, attempt="x", moves=4))
-
-
 async def test_only_replicas_with_the_clusters_key_are_there(another: Another) -> None:
     async with joined(another(), "a") as a:
         with pytest.raises(FieldOutOfRange, match="cluster_key_file: a at http://a has another key"):

@@ -2,7 +2,6 @@
 sent again changes nothing. Mistakes in a cluster's settings are refused.
 """
 
-import asyncio
 import contextlib
 import hashlib
 import http.client
@@ -19,17 +18,13 @@ import msgspec
 import pytest
 from pydantic import ValidationError
 
-from app.cluster.fleet import Replica
-from app.cluster.key import DIGEST, SIGNATURE, ClusterKey, sign_answer, sign_request
-from app.cluster.moves.calls import PeerCalls
+from app.cluster.key import DIGEST, SIGNATURE, ClusterKey, sign_request
 from app.cluster.moves.wire import COMMIT, OFFER, SETTLE, Answer, Question, encode
-from app.cluster.wires import Wires
-from app.domain.errors import FieldOutOfRange, PeerAway
+from app.domain.errors import FieldOutOfRange
 from app.domain.homes import Taken, home_of_response
 from app.domain.values import SessionId
 from app.main import load_app
 from app.settings import Settings
-from tests.cluster.doors import Known, member
 from tests.cluster.pair import KEY, PROMPT, SOON_S, Chain, Pair, alone, code, pair, sdk, used_session
 from tests.durability.restarting import generate, open_session
 from tests.serving import serve, tiny_settings
@@ -180,44 +175,6 @@ def test_settings_of_a_cluster_need_each_other(changed: dict[str, Any], says: st
     assert Settings(**{**whole, "cluster": "etcd://me:word@[::1]:1,localhost:1/x"}).url == "http://127.0.0.1:8000"
     with pytest.raises(ValidationError, match=says):
         Settings(**{**whole, **changed})
-
-
-@pytest.mark.parametrize(("cut", "waits"), [(None, True), (1, True), (-3, True), (-2, True), (-1, True), (-1, False)])
-async def test_what_an_engine_sends_behind_the_answer_is_for_the_other_engine(cut: int | None, waits: bool) -> None:
-    """The answer comes in two pieces that are cut here. KV that comes with the second would be lost with it."""
-    key, ended = ClusterKey(KEY.encode()), asyncio.Event()
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[1:-2]
-        signed = sign_answer(key, dict(line.split(": ", 1) for line in lines), 101, b"taken")
-        head = f"HTTP/1.1 101 Switching Protocols\r\ndjinn-seq: taken\r\n{SIGNATURE}: {signed}\r\n\r\n".encode()
-        writer.write(head[:cut])
-        await writer.drain()
-        await asyncio.sleep(0.02)
-        writer.write((head[cut:] if cut else b"") + (b"" if waits else b"KV of it"))
-        with contextlib.suppress(asyncio.IncompleteReadError):
-            writer.write(b"KV of it" + await reader.readexactly(1))
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
-        ended.set()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        calls, port = PeerCalls(key, Wires()), server.sockets[0].getsockname()[1]
-        peer = Replica("b", Known({"b": member("b", f"http://127.0.0.1:{port}")}))
-        if not waits:
-            with pytest.raises(PeerAway, match="has not waited to be asked"):
-                await calls.connect(peer, OFFER, b"")
-            await ended.wait()
-            return
-        connection, said = await calls.connect(peer, OFFER, b"")
-        with connection:
-            connection.setblocking(True)
-            connection.sendall(b"!")
-            behind = await asyncio.to_thread(connection.recv, 9, socket.MSG_WAITALL)
-            await ended.wait()
-        assert (said, behind) == ("taken", b"KV of it!")
 
 
 # A move that is recorded and sent again.

@@ -45,7 +45,7 @@ from app.doctor.host import (
     read_numa,
 )
 from app.doctor.probe import MachineProbe, newest_cuda
-from app.machine.memory import HostMemory, MemoryLimit, read_memory_limit
+from app.machine.memory import HostMemory, MemoryLimit
 from tests.doctor.conftest import ADDRESS, CPU_TORCH, CUDA_TORCH, GIB, H100, Kernel, copies, rates
 
 OK, WARNING, ERROR = Status.OK, Status.WARNING, Status.ERROR
@@ -205,31 +205,6 @@ def test_a_sandbox_that_hides_what_the_process_may_use_lets_it_use_all(kernel: K
     kernel.write("proc/self/status", "Name:\tpython")
     assert read_numa(kernel.root, None) == Numa((0, 1), None, (0, 1), (0, 1))
     assert read_numa(kernel.root, ADDRESS).gpu_node is None, "the kernel does not list it"
-
-
-def test_the_tightest_of_nested_limits_that_are_seen_counts(kernel: Kernel) -> None:
-    """Linux frees cached pages of files when a program needs memory."""
-    kernel.write("proc/self/cgroup", "0::/pods/djinn")
-    for group, limit, usage in (("pods", 32 * GIB, 30 * GIB), ("pods/djinn", 16 * GIB, 4 * GIB)):
-        kernel.write(f"sys/fs/cgroup/{group}/memory.max", str(limit))
-        kernel.write(f"sys/fs/cgroup/{group}/memory.current", str(usage))
-        kernel.write(f"sys/fs/cgroup/{group}/memory.stat", f"anon 1\ninactive_file {GIB}\nactive_file 7")
-    assert read_memory_limit(kernel.root, 64 * GIB) == MemoryLimit(32 * GIB, 3 * GIB)
-    kernel.write("sys/fs/cgroup/pods/memory.max", "max")
-    assert read_memory_limit(kernel.root, 64 * GIB) == MemoryLimit(16 * GIB, 13 * GIB)
-    kernel.write("proc/self/cgroup", "0::/")  # a container that sees only its own group
-    kernel.write("sys/fs/cgroup/memory.max", str(8 * GIB))
-    kernel.write("sys/fs/cgroup/memory.current", str(GIB))
-    assert read_memory_limit(kernel.root, 64 * GIB) == MemoryLimit(8 * GIB, 7 * GIB)
-
-
-@pytest.mark.parametrize(("limit", "found"), [(8 * GIB, MemoryLimit(8 * GIB, 7 * GIB)), (0x7FFFFFFFFFFFF000, None)])
-def test_the_first_version_of_control_groups_is_read_too(kernel: Kernel, limit: int, found: MemoryLimit | None) -> None:
-    kernel.write("proc/self/cgroup", "5:cpu,cpuacct:/job\n4:memory:/job\n0::/")
-    kernel.write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", str(limit))
-    kernel.write("sys/fs/cgroup/memory/job/memory.usage_in_bytes", str(2 * GIB))
-    kernel.write("sys/fs/cgroup/memory/job/memory.stat", f"inactive_file 3\ntotal_inactive_file {GIB}")
-    assert read_memory_limit(kernel.root, 64 * GIB) == found
 
 
 def test_a_folder_is_judged_by_where_it_will_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

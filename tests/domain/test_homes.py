@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.domain.homes import MOST_KEPT, MOST_RESPONSES, Home, Homes, HomeState, Taken
+from app.domain.homes import MOST_KEPT, Home, Homes, HomeState, Taken
 from app.domain.values import SessionId
 
-ONE, TWO = SessionId("ses_a_1"), SessionId("ses_b_1")
+ONE = SessionId("ses_a_1")
 MINE = "mine"
 """What calls name the first session by; and another one, if a server that knows of no such session is called so."""
 RESPONSE = "resp_a_1"
@@ -210,24 +210,3 @@ def test_an_arrival_that_was_not_written_down_has_never_been() -> None:
     homes.undo(ONE, before)
     assert homes.has_taken(ONE, 2, homes.seq) is Taken.NO
     assert homes.has_taken(ONE, 1, homes.seq) is Taken.YES
-
-
-def test_a_name_means_who_had_it_last() -> None:
-    homes = Homes()
-    for session in (ONE, TWO):
-        homes.arrive(session, None, "b", 1, MINE)
-        homes.leave(session, None, "b", 1, MINE)
-        homes.go(session, [f"resp of {session}"])
-        assert homes.gone_by_name(None, MINE) == session
-    homes.arrive(ONE, None, "b", 3, MINE)
-    assert homes.gone_by_name(None, MINE) is None, "it was here since"
-    assert homes.gone_by_response(f"resp of {ONE}") is None
-    assert homes.gone_by_response(f"resp of {TWO}") == TWO
-    homes.undo(ONE, None)
-    assert homes.gone_by_name(None, MINE) == TWO
-
-
-def test_responses_that_went_long_ago_are_forgotten() -> None:
-    gone = Home(HomeState.GONE, 1, 1)
-    homes = Homes({ONE: gone}, [(str(number), ONE) for number in range(MOST_RESPONSES + 2)])
-    assert [homes.gone_by_response(str(number)) for number in range(4)] == [None, None, ONE, ONE]

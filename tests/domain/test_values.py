@@ -1,15 +1,9 @@
 """Ids and nested texts."""
 
-import json
-import time
-from typing import Any
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from app.domain.homes import home_of, home_of_response, new_response_id, new_session_id
-from app.domain.text import MAX_NESTING, has_more_values, is_nested_too_deep
+from app.domain.text import MAX_NESTING, is_nested_too_deep
 from app.logs import session_of
 
 
@@ -50,33 +44,3 @@ def nested(depth: int) -> str:
 def test_only_open_brackets_outside_strings_count(text: str, is_too_deep: bool) -> None:
     assert is_nested_too_deep(text) is is_too_deep
     assert is_nested_too_deep(text.encode(errors="surrogatepass")) is is_too_deep
-
-
-def test_brackets_that_close_nothing_cost_no_more_than_a_look() -> None:
-    began = time.process_time()
-    assert not is_nested_too_deep(b"[" * MAX_NESTING + b"]" * (8 << 20) + b"[")
-    assert time.process_time() - began < 0.3
-
-
-def values_in(value: Any) -> int:
-    """Values in a value, itself included; an empty list or object counts twice."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    return 1 + (sum(map(values_in, value)) or 1) if isinstance(value, list) else 1
-
-
-PLAIN = st.none() | st.integers() | st.text()
-JSON = st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
-
-
-@given(JSON, st.booleans())
-def test_values_are_counted_as_a_parser_finds_them(value: Any, is_ascii: bool) -> None:
-    text, values = json.dumps(value, ensure_ascii=is_ascii), values_in(value)
-    assert not has_more_values(text, values)
-    assert has_more_values(text, values - 1)
-
-
-def test_what_a_string_has_is_no_value_but_strings_side_by_side_are() -> None:
-    for text in ('"' + "[," * 1000, '"' + '\\"[,' * 1000 + '"'):
-        assert not has_more_values(text, 10)
-    assert has_more_values('["' + '","' * 1000 + '"]', 1000)

@@ -1,6 +1,5 @@
 """What a reader of `GET /v1/events` is told, of which sessions, and for how long."""
 
-import asyncio
 import json
 import time
 from contextlib import ExitStack
@@ -8,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from app import events as streams
-from app.domain.memory_map import MemoryMap
 from app.domain.values import SessionState, Ticket
-from app.events import KEPT, KEPT_BYTES, Channel, Scope
+from app.events import KEPT, Scope
 from app.messages import Token
 from app.routers.dependencies import Services
 from app.sessions.session import Session
@@ -23,7 +20,7 @@ from tests.events.streaming import ids, reading
 from tests.orderly import serve_thread
 from tests.serving import serve
 from tests.tenants.tenant_files import Clock, key, tenant, write_tenants
-from tests.waiting import until, wait_until
+from tests.waiting import wait_until
 
 
 def create(http: httpx.Client, tenant: str = "") -> str:
@@ -229,51 +226,6 @@ async def test_a_reader_that_is_too_slow_gets_a_fresh_snapshot(services: Service
             pass
         assert b'"closed"' in piece
         await events.aclose()
-
-
-async def test_without_readers_nothing_is_asked_of_the_engine(
-    services: Services, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ask, asked = services.sessions.memory, list[float]()
-
-    async def count() -> MemoryMap:
-        asked.append(time.monotonic())
-        return await ask()
-
-    monkeypatch.setattr(services.sessions, "memory", count)
-    monkeypatch.setattr(streams, "MEMORY_INTERVAL_S", 0.01)
-    for _ in range(2):
-        asked.clear()
-        with services.events.reading(ALL):
-            await until(lambda: len(asked) > 2)
-        had = len(asked)
-        await asyncio.sleep(0.2)
-        assert len(asked) == had
-
-
-def test_a_channel_is_bounded_in_bytes() -> None:
-    channel = Channel()
-    big = b"x" * (KEPT_BYTES // 4)
-    for _ in range(10):
-        channel.publish("session", big)
-    assert channel.after(0) is None
-    found = channel.after(channel.position - 3)
-    assert found is not None
-    assert found[0] == channel.position
-    assert len(names(found[1])) == 3
-
-
-def test_old_figures_are_not_told() -> None:
-    channel = Channel()
-    for number in range(3):
-        channel.publish_newest("memory", b"%d" % number)
-    channel.publish("session", b"{}")
-    found = channel.after(0)
-    assert found is not None
-    assert names(found[1]) == ["memory", "session"]
-    assert data(found[1]) == 2
-    assert channel.find(channel.id_of(4)) == 4
-    assert channel.find(channel.id_of(5)) is None
 
 
 def running(services: Services) -> Session:

@@ -148,13 +148,6 @@ def test_a_context_that_cannot_fit_is_refused_and_one_that_has_grown_so_long_end
     assert driver.end(turn).history_tokens == limit
 
 
-def test_what_steps_take_makes_prefetches_begin_earlier(driver: Driver) -> None:
-    """Whatever is due while a step runs has to wait for its end."""
-    before = driver.placement.margin_s
-    driver.generate(prompt(3, 6), 1)
-    assert driver.placement.margin_s > before
-
-
 def raise_cuda_error(*_: object) -> None:
     raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
@@ -214,43 +207,3 @@ def test_a_step_that_cannot_be_planned_fails_its_turns_and_leaves_the_engine_run
     assert {each.ticket for each in failed} == {Ticket(10 + number) for number in range(3)}
     assert all(isinstance(each.error, EngineError) and "division" in each.error.message for each in failed)
     assert said == expected(oracle, [4, 5], 5)
-
-
-@pytest.mark.parametrize("broken", ["admit", "missing", "reserve", "extend_plain", "add_a_draft"])
-def test_an_error_of_planning_ends_the_turn_that_it_is_about_and_no_other(
-    model: ResolvedModel, oracle: Any, broken: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driver = Driver(make_engine(model, max_draft_tokens=7 if broken == "add_a_draft" else 0))
-    engine, session = driver.engine, driver.open()
-    scheduler = engine._scheduler
-    first = driver.submit(session, prompt(3, 6), 4)
-    driver.finish(first)
-    before = prompt(3, 6) + driver.tokens(first)
-    others = {seed: driver.submit(driver.open(), prompt(seed, 6), 30) for seed in (1, 2)}
-    driver.take(engine.step())
-    turn = driver.submit(session, prompt(9, 6), 30)
-    places = {"admit": (scheduler._admission, "admit"), "add_a_draft": (scheduler.drafting, "_room")}
-    planner, name = places.get(broken, (scheduler.cache, broken))
-    works = getattr(planner, name)
-
-    def break_down(about: Any, *others: Any) -> Any:
-        return 1 / 0 if getattr(about, "sequence", about).session == session else works(about, *others)
-
-    failed: list[Failed] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(planner, name, break_down)
-        for _ in range(20):
-            events = engine.step()
-            failed = [event for event in events if isinstance(event, Failed)]
-            driver.take([event for event in events if event not in failed])
-            if failed:
-                break
-    assert [each.ticket for each in failed] == [turn]
-    assert isinstance(failed[0].error, EngineError)
-    assert "division" in failed[0].error.message
-    driver.check()
-    again = driver.submit(session, [4], 5)
-    driver.finish(again, *others.values())
-    assert driver.tokens(again) == expected(oracle, [*before, 4], 5)
-    for seed, other in others.items():
-        assert driver.tokens(other) == expected(oracle, prompt(seed, 6), 30)

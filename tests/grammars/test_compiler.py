@@ -1,9 +1,7 @@
 """Grammars compiled: those that are invalid, too large or too slow are refused, and soon."""
 
-import gc
 import json
 import time
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 
 from app.domain.errors import Busy, FieldOutOfRange
 from app.domain.values import Grammar, GrammarKind
-from app.grammars.compiler import KEPT, MAX_CHARACTERS, MAX_WAITING, Grammars
+from app.grammars.compiler import MAX_CHARACTERS, MAX_WAITING, Grammars
 from app.grammars.matcher import Matcher
 from app.model_store.resolve import resolve
 from app.model_store.shapes import EOS_ID
@@ -106,17 +104,6 @@ def test_large_grammars_compile_soon(grammars: Grammars, grammar: Grammar) -> No
     began = time.monotonic()
     grammars.compile(grammar).result()
     assert time.monotonic() - began < TIMEOUT_S
-
-
-def test_a_compiled_grammar_is_forgotten_in_the_end_but_not_while_it_is_held(grammars: Grammars) -> None:
-    held = grammars.compile(regex("held")).result()
-    other = weakref.ref(grammars.compile(regex("other")).result())
-    assert grammars.compile(regex("other")).result() is other()
-    for number in range(KEPT):
-        grammars.compile(regex(f"n{number}")).result()
-    gc.collect()
-    assert other() is None
-    assert grammars.compile(regex("held")).result() is held
 
 
 def test_a_vocabulary_that_cannot_be_read_is_told_of_at_once(caplog: pytest.LogCaptureFixture) -> None:

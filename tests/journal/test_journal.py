@@ -1,7 +1,6 @@
 """What the journal writes, what it loses on a full disk, and which folders it refuses."""
 
 import asyncio
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -85,22 +84,6 @@ async def test_on_a_full_disk_what_fits_is_written_and_only_the_others_are_told(
     assert len(written.histories(tmp_path)[TWO]) == 100_000
 
 
-async def test_a_change_that_would_take_the_last_of_the_disk_is_not_tried(
-    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What SQLite has written in vain stays in its log, on a disk that has no room."""
-    free = 500_000
-    monkeypatch.setattr(journal, "_free_bytes", lambda: free)
-    journal.append(ONE, change(ONE, 0, [9] * 100_000))
-    journal.append(TWO, change(TWO, 0, [9]))
-    await journal.settled(TWO)
-    with pytest.raises(NotDurable, match="the disk is full"):
-        await journal.settled(ONE)
-    assert (tmp_path / f"{FILE_NAME}-wal").stat().st_size < 200_000
-    free = 1_000_000
-    await journal.settled(ONE)
-
-
 async def test_a_file_that_another_process_holds_is_no_full_disk(journal: Journal, tmp_path: Path) -> None:
     """No KV file has to go for it."""
     be_impatient(journal)
@@ -111,26 +94,6 @@ async def test_a_file_that_another_process_holds_is_no_full_disk(journal: Journa
         assert journal.state == JournalState("database is locked", is_full=False, waiting=1)
     await journal.settled(ONE)
     assert journal.state == JournalState()
-
-
-async def test_a_change_that_cannot_be_written_is_told_and_takes_no_other_with_it(
-    journal: Journal, tmp_path: Path
-) -> None:
-    """At SQLite's limit of a value, which is lowered here. What the change had begun to write is taken back."""
-    journal.append(ONE, change(ONE, 0, [1, 2, 3]))
-    await journal.settled()
-    journal._store._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 50_000)
-    journal.append(ONE, change(ONE, 1, [9] * 20_000))
-    journal.append(TWO, change(TWO, 0, [2]))
-    await journal.settled(TWO)
-    for _ in range(2):
-        with pytest.raises(NotDurable, match="too big"):
-            await journal.settled(ONE)
-    assert written.histories(tmp_path) == {ONE: [1, 2, 3], TWO: [2]}
-    assert journal.state == JournalState(waiting=1)
-    journal.append(ONE, change(ONE, 1, [4]))
-    await journal.settled()
-    assert written.histories(tmp_path) == {ONE: [1, 4], TWO: [2]}
 
 
 async def test_the_log_names_no_vector_and_no_owner(journal: Journal, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,6 @@ import struct
 from array import array
 from contextlib import closing
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -31,11 +30,9 @@ from app.domain.uploads import UploadKey, UploadKind
 from app.domain.values import SessionId, SessionState
 from app.journal.journal import FILE_NAME, Journal
 from app.journal.records import (
-    InterventionChange,
     from_json,
     to_json,
 )
-from app.journal.tables import load_uploads
 from app.sessions.keeper import SessionKeeper
 from app.sessions.session import Session
 from tests.journal.building import FILE, execute, histories, model_info
@@ -111,24 +108,6 @@ def swapped(data: bytes) -> bytes:
     return data[::-1]
 
 
-@given(versions=st.lists(st.lists(INTERVENTIONS, max_size=4).map(tuple), min_size=2, max_size=5))
-def test_changes_that_merge_lead_where_each_of_them_leads(versions: list[tuple[Intervention, ...]]) -> None:
-    """A dict of rows is the table."""
-    one_by_one: dict[int, Intervention] = {}
-    merged: InterventionChange | None = None
-    for before, after in pairwise(((), *versions)):
-        change = InterventionChange.between(before, after)
-        if change is not None:
-            one_by_one = put(one_by_one, change)
-            merged = change if merged is None else merged.then(change)
-        assert tuple(one_by_one[number] for number in range(len(one_by_one))) == after
-    assert (put({}, merged) if merged else {}) == one_by_one
-
-
-def put(rows: dict[int, Intervention], change: InterventionChange) -> dict[int, Intervention]:
-    return {number: made for number, made in (rows | dict(change.rows)).items() if number < change.count}
-
-
 @pytest.mark.parametrize("settle", [False, True])
 async def test_the_last_word_counts_in_one_batch_and_over_several(
     journal: Journal, tmp_path: Path, settle: bool
@@ -201,25 +180,6 @@ async def test_a_vector_is_stored_once_for_as_long_as_anybody_refers_to_it(journ
     journal.append(key, None)
     await journal.settled()
     assert stored_tensors(tmp_path) == 0
-
-
-async def test_vectors_are_each_owners_own_and_the_last_of_a_name_counts(journal: Journal, tmp_path: Path) -> None:
-    mine, yours, unowned = vector_key("me", "calm"), vector_key("you", "calm"), vector_key(None, "calm")
-    for key, value in ((mine, 1.0), (yours, 2.0), (unowned, 3.0), (mine, 4.0)):
-        journal.append(key, vector(value, 0.0))
-    journal.append(yours, None)
-    journal.append(vector_key("me", "half"), TensorData("bfloat16", (2,), b"\x80\x3f\x00\x40"))
-    await journal.settled()
-    journal.append(unowned, vector(5.0, 0.0))
-    journal.close()
-    again = Journal(tmp_path)
-    again.load(model_info())
-    assert again.read(load_uploads) == {
-        mine: vector(4.0, 0.0),
-        unowned: vector(5.0, 0.0),
-        vector_key("me", "half"): TensorData("bfloat16", (2,), b"\x80\x3f\x00\x40"),
-    }
-    again.close()
 
 
 async def test_another_models_vectors_are_refused_even_without_a_session(journal: Journal, tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from app.backup import back_up
 from app.domain.errors import FieldOutOfRange, NotDurable
-from app.domain.leases import NOBODYS, Lease
+from app.domain.leases import Lease
 from app.domain.values import SessionId
 from app.journal import lease
 from app.journal.journal import FILE_NAME, Journal
-from app.journal.lease import FolderLease, FolderLock
+from app.journal.lease import FolderLease
 from app.journal.store import NEWS_BYTES, NEWS_NAME, find_lease
 from tests.file_sizes import largest_file
 from tests.journal.building import change, execute, histories, started
@@ -164,22 +164,6 @@ def test_a_backup_is_nobodys(tmp_path: Path, take: Take, on: On) -> None:
     assert held(copy).epoch == 1
 
 
-def test_a_lock_that_another_server_has_replaced_is_held_no_more(tmp_path: Path) -> None:
-    waited, taker = locks = FolderLock(tmp_path), FolderLock(tmp_path)
-
-    def who_holds_it() -> list[bool]:
-        return [each.is_held for each in locks]
-
-    assert who_holds_it() == [True, False]
-    taker.replace()  # it was quicker to take the lease
-    waited.try_again()
-    assert who_holds_it() == [False, True]
-    taker.close()
-    waited.try_again()
-    assert who_holds_it() == [True, False]
-    waited.close()
-
-
 NO_ROOM = NEWS_BYTES
 """Bytes of the largest file: that of the news may be as large, and the journal has no room."""
 
@@ -242,18 +226,3 @@ def test_a_holder_whose_files_are_not_those_that_others_look_at_renews_nothing(
         assert (folder / NEWS_NAME).read_bytes() == news
     else:
         assert not (folder / NEWS_NAME).exists()
-
-
-@pytest.mark.parametrize("room", [0, NEWS_BYTES - 1])
-def test_a_lease_without_room_for_news_is_not_taken(tmp_path: Path, take: Take, on: On, room: int) -> None:
-    Journal(tmp_path).close()
-    with (
-        largest_file(room),
-        pytest.raises(FieldOutOfRange, match=r"cannot use .*/renewals, .*: File too large; make room"),
-    ):
-        Journal(tmp_path, LONG_S)
-    assert found(tmp_path) == NOBODYS
-    journal = take(tmp_path, LONG_S)
-    freeze(journal)
-    with largest_file(NO_ROOM):
-        assert renew(journal)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from app.domain.errors import FieldOutOfRange
-from app.domain.homes import MOST_KEPT, Home, HomeState
+from app.domain.homes import Home, HomeState
 from app.domain.values import ModelInfo, SessionId
 from app.journal.migrations import FORMAT, OLDEST
-from app.journal.records import Departed, ResponseKey, ResponseRecord, WriteBatch, add_to
+from app.journal.records import ResponseKey, ResponseRecord, WriteBatch, add_to
 from app.journal.store import JournalStore
 from app.journal.tables import load_homes, load_responses
 from tests.file_sizes import largest_file
@@ -258,18 +258,3 @@ def test_what_a_session_has_brought_is_written_with_it_or_not_at_all(tmp_path: P
     with closing(JournalStore(tmp_path / FILE)) as again:
         assert [record.id for record, _ in again.load(model_info())] == ["ses_1"]
         assert again.read(load_homes).epoch(SessionId("ses_2")) == 0
-
-
-def test_where_responses_have_gone_is_known_until_their_session_is_forgotten(tmp_path: Path) -> None:
-    store, one = JournalStore(tmp_path / FILE), SessionId("ses_1")
-    store.apply({one: change("ses_1", 0, [1])})
-    store.apply(dict([response("resp_1")]))
-    gone = Home(HomeState.GONE, 1, 1, "b", 0, None, "mine")
-    store.apply({one: Departed(gone, ("resp_1",))})
-    homes = store.read(load_homes)
-    assert (homes.gone_by_response("resp_1"), homes.gone_by_name(None, "mine")) == (one, one)
-    store.apply({SessionId("ses_2"): Departed(replace(gone, seq=1 + MOST_KEPT, name=None))})
-    homes = store.read(load_homes)
-    store.close()
-    assert (homes.gone_by_response("resp_1"), homes.gone_by_name(None, "mine")) == (None, None)
-    assert kept(tmp_path / FILE) == {}

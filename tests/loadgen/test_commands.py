@@ -1,6 +1,5 @@
 """The command line of the load generator: what is written about it, what it refuses, and all experiments in one go."""
 
-import argparse
 import json
 import re
 from pathlib import Path
@@ -10,11 +9,8 @@ from jsonschema import Draft202012Validator
 
 from docs.site.loadgen_page import loadgen_page
 from loadgen.cli import COMMANDS, main, make_parser
-from loadgen.errors import LoadgenError
 from loadgen.everything.stages import STAGES, Stage
 from loadgen.experiments.density.rows import LATENCIES
-from loadgen.load.workload import Replay, Signals, Workload
-from loadgen.options.workload import add_workload_options, read_workload
 from loadgen.targets.subject import HISTOGRAMS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -102,24 +98,6 @@ def test_what_cannot_be_measured_is_told_before_anything_is_started(
     assert main([*arguments, "--output", str(tmp_path / "results")]) == 2
     assert says in capsys.readouterr().err
     assert not list(tmp_path.glob("results/*"))
-
-
-# Workloads.
-
-
-def read(*arguments: str) -> Workload | Replay:
-    parser = argparse.ArgumentParser()
-    add_workload_options(parser)
-    return read_workload(parser.parse_args(arguments))
-
-
-def test_a_trace_is_replayed_and_what_it_decides_is_refused_even_where_it_is_the_default() -> None:
-    given = ["--trace", "a.jsonl", "--seed", "7", "--signals", "none", "--time-scale", "0.5", "--system-tokens", "9"]
-    expected = Replay(trace=Path("a.jsonl"), seed=7, signals=Signals.NONE, time_scale=0.5, system_tokens=9)
-    assert read(*given) == expected
-    for more, named in (("--think 5:15 --burstiness 1", "--burstiness, --think"), ("--eta-noise 0", "--eta-noise")):
-        with pytest.raises(LoadgenError, match=f"^leave out {named}: --trace decides it"):
-            read(*given, *more.split())
 
 
 # Every experiment in one go.

@@ -1,4 +1,4 @@
-"""Whatever a server does to the load, whenever Ctrl-C comes: a run ends, and says what it measured and what failed."""
+"""Whatever a server does to the load: a run ends, and says what it measured and what failed."""
 
 import asyncio
 import signal
@@ -8,30 +8,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
-from io import StringIO
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from loadgen.cli import main
-from loadgen.experiments.density.experiment import Measured, run_density
 from loadgen.experiments.density.rows import TURNS as TURN_ROWS
-from loadgen.experiments.density.running import Plan
-from loadgen.load.corpus import python_topics
-from loadgen.load.measurement import Measurement
-from loadgen.load.workload import Workload, plan_trace
-from loadgen.options.targets import run_on
 from loadgen.report.report import Report, read_report
-from loadgen.targets import TargetSpec
-from loadgen.targets.access import Access, RunningTarget
+from tests.loadgen.experiments.conftest import value
 from tests.loadgen.stubs import openai_app, serving
-from tests.waiting import until
 
 AGENTS, TURNS, TOKENS = 2, 2, 4
 LOAD = f"""
@@ -54,12 +42,6 @@ def density(output: Path, url: str, *arguments: str) -> tuple[int, Report]:
 def errors(found: Report) -> Counter[str]:
     """Turns that failed, by the kind of the error."""
     return Counter(row["error"] for row in found.rows(TURN_ROWS) if row.get("error"))
-
-
-def value(found: Report, name: str, target: str = "ill") -> float:
-    spread = found.figure(name, target=target).spread
-    assert spread is not None
-    return spread.median
 
 
 def streaming(*parts: bytes, gap_s: float = 0.0, then: Callable[[], Awaitable[None]] | None = None) -> Complete:
@@ -119,8 +101,8 @@ def test_every_turn_fails_by_its_kind(
     assert code == 1
     assert errors(found) == {kind: AGENTS}
     # The turn before the clock starts is no figure: nobody counts its tokens.
-    assert value(found, "errors between turns") == (0 if kind == "WrongTokenCount" else 1)
-    assert value(found, "turns completed") == 0
+    assert value(found, "errors between turns", target="ill") == (0 if kind == "WrongTokenCount" else 1)
+    assert value(found, "turns completed", target="ill") == 0
     assert kind in capsys.readouterr().out
     assert time.monotonic() - started < 20
 
@@ -143,7 +125,7 @@ def test_a_server_that_goes_away_under_the_load(tmp_path: Path) -> None:
         code, found = density(tmp_path, url, *arrivals)
         closing.join()
     assert code == 1
-    assert value(found, "turns completed") > 0
+    assert value(found, "turns completed", target="ill") > 0
     assert set(errors(found)) <= {"StreamBroken", "ConnectionLost", "ConnectionFailed"}
     assert errors(found)["ConnectionFailed"] > 0
 
@@ -153,76 +135,7 @@ def test_one_ill_server_costs_nothing_of_what_is_measured_of_the_others(tmp_path
         code, found = density(tmp_path, ill, "--target", f"well={well}#stub")
     assert code == 1
     assert [server.name for server in found.servers] == ["ill", "well"]
-    assert [value(found, "turns completed", name) for name in ("ill", "well")] == [0, AGENTS * TURNS]
-
-
-# Ctrl-C, also when it comes while a run is being wound up.
-
-ONCE = Workload(AGENTS, rate=float("inf"), turns=1, context=40, system_tokens=8, completion_tokens=TOKENS)
-PLAN = Plan(ONCE, plan_trace(ONCE), python_topics(), Measurement())
-
-
-@dataclass
-class Stub:
-    """A server that is well, but for `/metrics` in the end if it `stalls`."""
-
-    stalls: bool
-    completions: int = 0
-    stalled: bool = False
-
-    async def complete(self, request: Request) -> Response:
-        self.completions += 1
-        return await WELL(request)
-
-    async def metrics(self, _request: Request) -> Response:
-        if self.stalls and self.completions > AGENTS:  # one comes before the clock starts
-            self.stalled = True
-            await never()
-        return Response("# nothing\n")
-
-
-@dataclass(frozen=True)
-class InterruptedAtItsEnd:
-    """A server that is started for its run. Ctrl-C comes while it is waited for, without the event loop, to end."""
-
-    spec: TargetSpec
-    name: str = "managed"
-    running: None = None
-
-    @asynccontextmanager
-    async def reach(self) -> AsyncIterator[TargetSpec]:
-        yield self.spec
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()  # what asyncio makes of SIGINT
-
-
-async def run(*targets: Access) -> list[Measured]:
-    return await run_density(targets, PLAN, Console(file=StringIO()))
-
-
-def test_while_the_servers_of_an_experiment_are_stopped() -> None:
-    async def experiment(specs: list[TargetSpec]) -> list[str]:
-        return [spec.name for spec in specs]
-
-    assert run_on([InterruptedAtItsEnd(TargetSpec("a", "http://nowhere"))], experiment) == ["a"]
-
-
-@pytest.mark.parametrize("stalls", [False, True])
-async def test_while_a_server_is_stopped_or_the_last_sample_is_taken(stalls: bool) -> None:
-    server = Stub(stalls)
-    with serving(openai_app(server.complete, Route("/metrics", server.metrics))) as url:
-        spec = TargetSpec("stub", url, "stub")
-        first, second = InterruptedAtItsEnd(spec), RunningTarget(spec)
-        running = asyncio.create_task(run(second, first) if stalls else run(first, second))
-        if stalls:
-            await until(lambda: server.stalled)
-            running.cancel()
-        found = await running
-    (target,) = found
-    assert target.spec.url == url
-    assert target.runs[-1].interrupted
-    assert target.summary(PLAN).turns_completed == AGENTS
+    assert [value(found, "turns completed", target=name) for name in ("ill", "well")] == [0, AGENTS * TURNS]
 
 
 TERMINATED = """

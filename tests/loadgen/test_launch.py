@@ -1,4 +1,4 @@
-"""Processes under test: how they were started, as it is published; on which processor; and what samples show."""
+"""Processes under test: how they were started, as it is published, and what samples show."""
 
 import asyncio
 import os
@@ -18,7 +18,6 @@ from starlette.routing import Route
 from loadgen.load.records import ServerTotals
 from loadgen.peers.djinn import djinn_launch
 from loadgen.processes.launch import Launch, without_folders
-from loadgen.processes.processor import MASKS, processor_flags
 from loadgen.sampling import Sampler, sampling
 from loadgen.sampling.processes import process_use
 from loadgen.sampling.prometheus import read_metrics
@@ -38,18 +37,6 @@ def test_a_published_launch_tells_nothing_about_the_machine() -> None:
     assert published.environment == {"LD_PRELOAD": "vllm/lib/libiomp5.so", "HF_HUB_OFFLINE": "1", "PYTHONPATH": "."}
     ours = without_folders(djinn_launch({"--model": "/models/smollm2"}), FOLDERS).command
     assert ours == [f".venv/bin/{Path(sys.executable).name}", "-P", "-m", "app", "serve", "--model", "smollm2"]
-
-
-# The processor.
-
-
-def test_a_processor_of_which_a_part_is_masked_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in MASKS:
-        monkeypatch.delenv(name, raising=False)
-    plain = processor_flags()
-    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "")
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    assert processor_flags() == (*plain, "onednn_avx2")
 
 
 # Samples of servers and of processes.

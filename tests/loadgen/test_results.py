@@ -3,16 +3,12 @@
 import json
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from loadgen.errors import LoadgenError
-from loadgen.options.common import finish
-from loadgen.options.parser import OneLineParser
 from loadgen.report.charts import Chart
 from loadgen.report.figures import Figure, Spread, Target, all_of, exact
 from loadgen.report.page import write_outputs
@@ -82,19 +78,6 @@ def test_figures_are_put_side_by_side() -> None:
     figures = [exact("wait", "ms", value, by={"target": name}) for name, value in (("a", 20.0), ("b", 10.0))]
     text = to_markdown(pivot("Side by side", figures, "target", ratios=True))
     assert "| wait, ms | 20 | 10 (0.5×) |" in text
-
-
-def test_figures_are_shown_also_where_no_file_can_be_written(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    def write(_report: Report, _folder: Path) -> Sequence[Path]:
-        raise OSError(28, "No space left on device")
-
-    parser = OneLineParser()
-    parser.set_defaults(command=("python",), started_at=datetime.now(UTC), output=tmp_path)
-    with pytest.raises(OSError, match="No space left"):
-        finish(REPORT, parser.parse_args([]), write)
-    assert "right answers" in capsys.readouterr().out
 
 
 def test_the_page_is_whole_has_everything_and_loads_nothing_and_its_charts_are_pictures_too(tmp_path: Path) -> None:

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from loadgen.load.measurement import Measurement
 from loadgen.load.records import Failure, Run, SignalRecord, TurnCost, TurnRecord
-from loadgen.stats import Distribution, Goodput, Summary, spread, summarize
-from loadgen.stats.distribution import percentile
-from loadgen.stats.traffic import peak_agents
+from loadgen.stats import Distribution, Goodput, Summary, summarize
 
 PLAIN = Measurement()
 COST = TurnCost(prompt_tokens=100, completion_tokens=4, cached_tokens=60, recomputed_tokens=0)
@@ -60,17 +58,6 @@ def test_what_is_measured_of_a_turn() -> None:
     assert summary.succeeded
 
 
-def test_the_waiting_of_resumed_turns_is_split() -> None:
-    parts = replace(COST, resume_ms={"queue": 3.0, "restore": 4.0, "prefill": 20.0})
-    run = Run(5.0, turns=[record(cost=replace(COST, resume_ms=dict.fromkeys(parts.resume_ms or (), 900.0)))])
-    run.turns.append(record(turn=1, cost=parts))
-    summary = figures(run)
-    found = [distribution(part).p50 for part in (summary.queue_s, summary.restore_s, summary.prefill_s)]
-    assert found == pytest.approx([0.003, 0.004, 0.020])
-    assert distribution(summary.wake_up_s).p50 == pytest.approx(0.007)
-    assert figures(Run(5.0, turns=[record(turn=1)])).wake_up_s is None
-
-
 def test_tokens_that_another_server_computed_again_are_those_of_the_history_that_were_not_cached() -> None:
     """The history of the second turn has 100 + 4 tokens, of which the last has not been computed; 96 were cached."""
     first = replace(COST, cached_tokens=0, recomputed_tokens=None)
@@ -89,39 +76,3 @@ def test_goodput_counts_turns_that_met_every_limit() -> None:
         limits = Measurement(slo_ttft_s=ttft_s, slo_tpot_s=tpot_s)
         assert figures(run, measurement=limits).goodput == Goodput(good / 10, good / 4)
     assert figures(run).goodput is None
-
-
-def test_the_warm_up_is_in_no_rate_and_no_distribution_and_in_every_count() -> None:
-    turns = [record(agent=0, sent_s=1.0, latency_s=8.0), record(agent=1, sent_s=5.0, latency_s=2.0)]
-    signals = [SignalRecord(0, "io_wait", at_s, 0.1) for at_s in (2.0, 6.0)]
-    failures = [Failure(2, 0, 1.5, "Timeout", "")]
-    measurement = Measurement(warmup_s=5.0, slo_ttft_s=1.0)
-    summary = figures(Run(15.0, False, turns, failures, signals), measurement=measurement)
-    latency = distribution(summary.turn_latency_s)
-    assert (latency.count, latency.max) == (1, 2.0)
-    assert distribution(summary.signal_s).count == 1
-    assert summary.tokens_per_s == pytest.approx(4 / 10)
-    assert summary.goodput == Goodput(1 / 10, 1.0)
-    assert (summary.turns_completed, summary.turns_failed, summary.completion_tokens) == (2, 1, 8)
-
-
-def test_repeats_are_pooled_and_have_a_spread() -> None:
-    runs = [Run(10.0, turns=[record(latency_s=seconds)] * 2) for seconds in (1.0, 3.0)]
-    pooled = figures(*runs, planned=2)
-    assert (distribution(pooled.turn_latency_s).p50, pooled.tokens_per_s) == (2.0, 16 / 20)
-    assert (pooled.turns_planned, pooled.succeeded) == (4, True)
-    found = spread([figures(run, planned=2) for run in runs])
-    assert found["turn_latency_p50_s"].values == (1.0, 3.0)
-    assert (found["turn_latency_p50_s"].low, found["turn_latency_p50_s"].high) == (1.0, 3.0)
-    assert (found["ttft_resumed_p50_s"].values, found["ttft_resumed_p50_s"].low) == ((None, None), None)
-    assert found["turn_latency_p99_s"].values == (None, None), "too few samples"
-    assert [percentile("p99", "7", count) for count in (99, 100)] == ["too few samples (n=99)", "7"]
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 50), st.integers(1, 20)), min_size=1, max_size=30))
-def test_agents_at_once(turns: list[tuple[int, int, int]]) -> None:
-    """An agent is there from its first turn to the end of its last, whatever is between."""
-    records = [record(agent=agent, sent_s=float(start), latency_s=float(length)) for agent, start, length in turns]
-    spans = [[(s, s + n) for a, s, n in turns if a == agent] for agent in {agent for agent, _, _ in turns}]
-    there = [{t for t in range(80) if min(s for s, _ in span) <= t < max(e for _, e in span)} for span in spans]
-    assert peak_agents(records) == max(sum(t in agent for agent in there) for t in range(80))

@@ -1,8 +1,6 @@
 """What servers answer: dialects, streamed completions, calls of tools, and Prometheus' histograms."""
 
-import asyncio
 import json
-import math
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -21,13 +19,13 @@ import client
 from loadgen.errors import LoadgenError
 from loadgen.load.turn_clock import TurnClock
 from loadgen.load.workload import Signals
-from loadgen.targets import DjinnTarget, OpenAITarget, TargetSpec, ToolTarget, connect
+from loadgen.targets import OpenAITarget, TargetSpec, ToolTarget, connect
 from loadgen.targets.base import WITH_SIGNALS, WITH_TOOLS
 from loadgen.targets.dialects import LlamaCppDialect, OpenAIDialect
 from loadgen.targets.histogram import Bucket, between, quantile, read_buckets
 from loadgen.targets.llamacpp_completion import LlamaCppDecoder
 from loadgen.targets.tools import ToolCallDecoder
-from tests.loadgen.stubs import Flaky, serving
+from tests.loadgen.stubs import serving
 from tests.openai.conftest import MODEL
 from tests.openai.reference import save_tiny_model
 from tests.serving import serve
@@ -165,18 +163,6 @@ def test_a_quantile_of_what_came_between_two_readings_is_right_to_within_a_bucke
         assert found == pytest.approx(np.quantile(values, share), abs=0.02)
 
 
-def test_all_labels_are_counted_and_beyond_the_last_bound_the_bound_is_all_that_is_known() -> None:
-    buckets = read([0.05, 0.15, 0.15, 9.0])
-    assert [(bucket.upper, bucket.count) for bucket in buckets] == [
-        *zip(BOUNDS, (1, 3, 3, 3, 3), strict=True),
-        (math.inf, 4),
-    ]
-    assert quantile(buckets, 0.99) == 0.5
-    assert read_buckets(metrics("other_seconds", [0.1]), "signal_seconds") is None
-    with pytest.raises(ValueError, match="empty"):
-        quantile(between(buckets, buckets), 0.5)
-
-
 # Agents that call tools and know of nothing but OpenAI's API, on a real server.
 
 
@@ -231,18 +217,3 @@ def test_an_answer_that_is_no_call_is_an_error() -> None:
     assert not decoder.feed(ServerSentEvent(data="[DONE]"))
     with pytest.raises(client.InvalidAnswer, match="ended with length instead of a call"):
         decoder.cost()
-
-
-async def test_a_turn_begins_when_its_first_request_goes_out_which_opens_its_session(url: str) -> None:
-    """What this process takes to make the request is no time of the server's."""
-    door, clock = Flaky(url), TurnClock()
-    made = clock.started
-    await asyncio.sleep(0.1)
-    with serving(door) as address:
-        target = DjinnTarget(TargetSpec("djinn", address), Signals.NONE)
-        agent = target.new_agent()
-        await agent.run_turn((1, 2), 2, clock)
-        await agent.close()
-        await target.close()
-    [opened] = [at for path, at in door.seen if path == "/v1/sessions"]
-    assert made + 0.1 <= clock.started <= opened < clock.started + clock.token_times_s[0]

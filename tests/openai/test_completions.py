@@ -150,11 +150,12 @@ def test_a_second_call_finds_the_prompt_in_the_cache(sdk: Any) -> None:
     assert second.prompt_tokens_details.cached_tokens == (first.prompt_tokens - 1) // 16 * 16
 
 
-def test_a_stop_token_ends_the_text_unless_it_comes_too_early(sdk: Any) -> None:
+@pytest.mark.parametrize("stop", [{"stop_token_ids": [90]}, {"stop": ["Z"]}])
+def test_a_stop_ends_the_text_unless_it_comes_too_early(sdk: Any, stop: dict[str, Any]) -> None:
     asked: Any = {"model": MODEL, "prompt": PROMPT, "logit_bias": {"90": 100}, "max_tokens": 9}
     assert sdk.completions.create(**asked).choices[0].text == "Z" * 9
     for least, count in ((0, 1), (4, 4)):
-        answer = sdk.completions.create(**asked, extra_body={"stop_token_ids": [90], "min_tokens": least})
+        answer = sdk.completions.create(**asked, extra_body={**stop, "min_tokens": least})
         assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("stop", count)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -17,8 +18,12 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
 QUESTIONS = [
     "Schreib einen Satz über Züge. 😀",
-    pytest.param("What is the capital of France?", marks=pytest.mark.long),
-    pytest.param("Name three colours.", marks=pytest.mark.long),
+    "What is the capital of France, and what is it known for?",
+    "Write a short poem about the sea.",
+    "List three uses for a paper clip.",
+    "A train leaves at 9:15 and arrives at 11:40. How long does the journey take?",
+    "Write a Python function that reverses a string.",
+    "Give me a recipe for pancakes with four ingredients. " * 12,
 ]
 
 
@@ -36,14 +41,21 @@ def client() -> Iterator[openai.OpenAI]:
         yield found
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_a_greedy_chat_is_what_transformers_generates(client: Any, real: Reference, question: str) -> None:
-    messages: Any = [{"role": "user", "content": question}]
-    asked: Any = {"model": NAME, "messages": messages, "temperature": 0, "max_tokens": 32}
-    expected = real.decode(real.greedy(real.chat(messages), 32))
-    assert client.chat.completions.create(**asked).choices[0].message.content == expected
-    streamed = client.chat.completions.create(**asked, stream=True)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == expected
+@pytest.mark.parametrize("questions", [QUESTIONS[:1], pytest.param(QUESTIONS, marks=pytest.mark.long)], ids=len)
+def test_greedy_chats_at_once_and_again_are_what_transformers_generates(
+    client: Any, real: Reference, questions: list[str]
+) -> None:
+    def ask(question: str) -> Any:
+        messages = [{"role": "user", "content": question}]
+        return client.chat.completions.create(model=NAME, messages=messages, temperature=0, max_tokens=64)
+
+    with ThreadPoolExecutor(len(questions)) as threads:
+        said = [answer.choices[0].message.content for answer in threads.map(ask, questions)]
+    prompts = [real.chat([{"role": "user", "content": question}]) for question in questions]
+    assert said == [real.decode(real.greedy(prompt, 64)) for prompt in prompts]
+    again = ask(questions[-1])
+    assert again.choices[0].message.content == said[-1]
+    assert again.usage.prompt_tokens_details.cached_tokens > len(prompts[-1]) - 2 * Settings().block_size
 
 
 def test_a_reply_that_ends_by_itself_stops_and_shows_no_special_token(client: Any, real: Reference) -> None:
@@ -54,16 +66,6 @@ def test_a_reply_that_ends_by_itself_stops_and_shows_no_special_token(client: An
     assert answer.choices[0].finish_reason == "stop"
     assert answer.choices[0].message.content == real.decode(expected)
     assert answer.usage.completion_tokens == len(expected)
-
-
-def test_a_conversation_in_a_session_computes_only_what_is_new(client: Any) -> None:
-    messages: Any = [{"role": "user", "content": "Tell me a fact about cats."}]
-    asked: Any = {"model": NAME, "temperature": 0, "max_tokens": 30, "extra_headers": {"X-Session-ID": "cats"}}
-    first = client.chat.completions.create(**asked, messages=messages)
-    messages += [first.choices[0].message.model_dump(), {"role": "user", "content": "Another one, please."}]
-    usage = client.chat.completions.create(**asked, messages=messages).usage
-    # The last token that was generated has no KV yet, and what follows may change how the end is cut into tokens.
-    assert first.usage.total_tokens - 2 <= usage.prompt_tokens_details.cached_tokens <= first.usage.total_tokens
 
 
 CALL = '<tool_call>\n{"name": "edit", "arguments": {"text": "x"}}\n</tool_call>'

@@ -1,14 +1,11 @@
 """Calls that belong to a session by the history that they continue, and sessions that wait for tools."""
 
 import asyncio
-import gc
 import time
-import weakref
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,7 +17,7 @@ from app.domain.values import Phase, SessionState, StopRule
 from app.engine_process.turn import Turn
 from app.routers.dependencies import Services
 from app.sessions.session import OF_RESPONSES, UNNAMED, Session
-from app.sessions.tool_waits import ENOUGH, MAX_TOOLS, WINDOW, ToolWaits, expected_wait, note_wait
+from app.sessions.tool_waits import ENOUGH, WINDOW, ToolWaits, expected_wait, note_wait
 from tests.serving import running_services
 from tests.taking_turns import GREEDY, LONG, PROMPT, finish, start_turn
 from tests.tenants.tenant_files import Clock
@@ -216,35 +213,6 @@ async def test_nobody_gives_way_unless_that_makes_room_enough() -> None:
         assert services.sessions.table.page("me", limit=9) == [named]
 
 
-class Walked(dict[Any, Any]):
-    """Sessions by name. None may look through all of them."""
-
-    def _refuse(self) -> Any:
-        raise AssertionError("all names were gone through")
-
-    __iter__ = keys = values = items = copy = _refuse
-
-
-async def test_a_new_name_costs_the_same_however_many_there_are(services: Services) -> None:
-    bound = services.bound_sessions
-    bound._bound = names = Walked(bound._bound)
-    first, second = [bound.open("me", name, metadata={}) for name in ("first", "second")]
-    services.sessions.drop(first)
-    third = bound.open("me", "first", metadata={})
-    assert bound._bound is names
-    assert [bound.find("me", name) for name in ("first", "second")] == [third, second]
-
-
-async def test_a_session_that_has_closed_is_not_kept_for_its_name(services: Services) -> None:
-    session = services.bound_sessions.open("me", "agent", metadata={})
-    services.sessions.drop(session)
-    gone = weakref.ref(session)
-    del session
-    await services.sessions.memory()
-    gc.collect()
-    assert gone() is None
-
-
 async def test_unnamed_sessions_from_before_a_restart_give_way_to_a_lower_limit(tmp_path: Path) -> None:
     async with running_services(state_dir=tmp_path) as services:
         for number in range(3):
@@ -297,14 +265,6 @@ def test_nearly_all_waits_are_longer_than_is_expected(waits: list[float]) -> Non
     last = waits[-WINDOW:]
     assert min(last) <= expected <= max(last)
     assert sum(seconds >= expected for seconds in last) >= 0.8 * len(last)
-
-
-def test_names_of_tools_without_end_take_no_room() -> None:
-    times = {"first": [1.0]}
-    for number in range(MAX_TOOLS):
-        note_wait(times, f"tool-{number}", 1)
-    assert "first" not in times
-    assert times["tool-0"] == [1]
 
 
 def expected_ms(session: Session) -> float | None:

@@ -4,16 +4,13 @@ from array import array
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
-from app.domain.errors import DeadlyTurn, DiskShort, EngineRestarting
-from app.domain.values import FinishReason, ModelInfo, Phase, SessionState, Ticket, TurnUsage
-from app.journal.journal import COPIES
-from app.machine.budget import DiskRoom
+from app.domain.errors import DeadlyTurn, EngineRestarting
+from app.domain.values import FinishReason, ModelInfo, Ticket, TurnUsage
 from app.messages import (
     Back,
     Command,
@@ -30,13 +27,11 @@ from app.messages import (
 )
 from app.routers.dependencies import Services
 from app.sessions.guards import KNOWN_FOR_S, MOST_DEATHS, DeadlyTurns
-from app.sessions.keeper import JournalRoom
 from app.sessions.registry import SessionRegistry
-from app.sessions.session import UNNAMED, Session
+from app.sessions.session import Session
 from app.sessions.turns import TurnRequest
 from app.text.generation import TextRule, TurnReader
 from tests.bridge.engines import TalkingEngine, app_of
-from tests.file_sizes import free_on_disks
 from tests.taking_turns import GREEDY, LONG
 from tests.waiting import until
 
@@ -110,23 +105,6 @@ async def test_a_turn_that_has_finished_is_answered_though_the_engine_is_dead(
         registry.executor.check()
 
 
-async def test_a_turn_that_dies_gives_back_the_room_of_what_it_would_have_brought(
-    engine: ListeningEngine, registry: SessionRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free_on_disks(monkeypatch, lambda: COPIES * 1000)
-    registry.keeper.room = room = JournalRoom(DiskRoom(tmp_path))
-    session = registry.create()
-    begin(registry, session, b"ask")
-    with room.keeping(session.id, 600):
-        pass
-    with pytest.raises(DiskShort), room.claiming(600):
-        pass
-    engine.tell(DEATH)
-    await until(lambda: session.state is SessionState.IDLE)
-    with room.claiming(600):
-        pass
-
-
 async def test_the_next_engine_has_no_token_behind_a_stop_string_that_was_found_late(
     engine: ListeningEngine, registry: SessionRegistry
 ) -> None:
@@ -160,26 +138,6 @@ async def test_a_stop_string_in_a_turn_that_has_failed_cuts_nothing(
         await reader.read()
     assert session.history.tolist() == before
     assert session.usage.completion_tokens == cost
-
-
-async def test_a_request_that_a_dead_engine_refuses_closes_no_session(
-    engine: ListeningEngine, registry: SessionRegistry
-) -> None:
-    sessions = [registry.create(name=UNNAMED) for _ in range(MOST_DEATHS)]
-    engine.tell(DEATH)
-    await until(lambda: registry.executor.failure is not None)
-    with pytest.raises(EngineRestarting):
-        registry.create()
-    assert [each.id for each in registry.table] == [session.id for session in sessions]
-
-
-async def test_a_finished_call_of_a_tool_needs_no_engine(engine: ListeningEngine, registry: SessionRegistry) -> None:
-    session = registry.create()
-    reader = begin(registry, session, b"ask")
-    engine.tell(*tokens_of(engine, b"yes"), end_of(engine, 3, 3), DEATH)
-    await reader.read()
-    registry.wait_for_tools(session, reader.turn, ["look_up"])
-    assert session.phase is Phase.COMPUTE
 
 
 async def test_metrics_are_there_when_no_engine_can_be_started(engine: ListeningEngine, app: FastAPI) -> None:
@@ -240,17 +198,6 @@ async def test_a_turn_that_comes_to_its_end_was_not_what_ended_the_engine(
     session.truncate(0)
     await die_beside(engine, registry, session, b"ask", times=2)
     begin(registry, session, b"ask")
-
-
-async def test_turns_that_are_alike_count_once_for_a_death(engine: ListeningEngine, registry: SessionRegistry) -> None:
-    sessions = [registry.create() for _ in range(MOST_DEATHS)]
-    readers = [begin(registry, session, b"ask") for session in sessions]
-    engine.tell(DEATH)
-    for reader in readers:
-        with pytest.raises(EngineRestarting):
-            await reader.read()
-    with pytest.raises(EngineRestarting):  # as for any other turn
-        begin(registry, sessions[0], b"ask")
 
 
 async def test_an_owner_is_not_refused_for_what_another_asks() -> None:

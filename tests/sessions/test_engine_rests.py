@@ -94,12 +94,6 @@ async def test_many_lenses_leave_turns_most_of_the_time_and_another_tenant_waits
     assert engine.sessions.index(SessionId("quiet")) == 1
 
 
-async def test_where_no_turn_runs_no_lens_waits() -> None:
-    began, head = time.perf_counter(), HeadTime(Engine(), lambda: False)  # type: ignore[arg-type]
-    await asyncio.gather(*(look(head, "alone") for _ in range(8)))
-    assert time.perf_counter() - began < 8 * SECONDS * (1 / whitebox.SHARE - 1)
-
-
 async def test_all_who_ask_in_a_moment_get_one_map_and_the_engine_rests_after_each() -> None:
     engine = Engine()
     reads = MemoryReads(engine)  # type: ignore[arg-type]
@@ -108,21 +102,6 @@ async def test_all_who_ask_in_a_moment_get_one_map_and_the_engine_rests_after_ea
     with pytest.raises(EngineError):
         await reads.read()
     engine.assert_rested(registry.SHARE)
-
-
-async def test_who_asks_while_one_is_made_gets_a_newer_one() -> None:
-    engine = Engine()
-    reads = MemoryReads(engine)  # type: ignore[arg-type]
-    first = asyncio.create_task(reads.read())
-    await engine.is_asked.wait()
-    later = [asyncio.create_task(reads.read()) for _ in range(9)]
-    await asyncio.sleep(0)
-    later[0].cancel()
-    await first
-    failed = await asyncio.gather(*later[1:], return_exceptions=True)
-    assert {type(each) for each in failed} == {EngineError}
-    await reads.read()
-    assert len(engine.asked) == 3
 
 
 def maps_of(engine: Engine, *, busy: bool) -> Whitebox:

@@ -1,7 +1,6 @@
 """What becomes of turns and sessions while the engine lives and makes no progress, and when it goes on."""
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator
 
 import httpx
@@ -9,22 +8,20 @@ import pytest
 from fastapi import FastAPI
 
 from app.domain.breakpoints import NEXT_BREAKPOINT
-from app.domain.errors import DeadlyTurn, EngineRestarting, EngineStalled
+from app.domain.errors import DeadlyTurn, EngineStalled
 from app.domain.values import ModelInfo, SessionState
 from app.messages import Back, Close, Done, Fork, GoesOn, Open, Replacement, Stalled, Submit
 from app.routers.dependencies import Services
-from app.sessions import pauses
 from app.sessions.guards import MOST_DEATHS
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from tests.bridge.engines import app_of
-from tests.pausing import PROMPT_END, paused, whole
 from tests.pausing import finish as finish_paused
+from tests.pausing import paused, whole
 from tests.sessions.test_engine_deaths import DEATH, ListeningEngine, begin, ticket_of, tokens_of
 from tests.waiting import until
 
 DOUBT, STALL = (Stalled("its process has said nothing for 7 s", ends_turns) for ends_turns in (False, True))
-TIMEOUT_S = 0.1
 
 
 @pytest.fixture
@@ -94,16 +91,6 @@ async def test_an_engine_that_goes_on_has_the_session_as_before_the_turn_and_is_
     assert ticket_of(engine) > ticket
 
 
-async def test_a_session_that_is_closed_while_the_engine_stalls_is_closed_there_later(
-    engine: ListeningEngine, on_paper: SessionRegistry
-) -> None:
-    session = on_paper.create()
-    engine.tell(STALL)
-    await until(lambda: on_paper.executor.stall is not None)
-    await asyncio.wait_for(on_paper.close(session), 5)
-    assert engine.last(Close).session == session.id  # type: ignore[union-attr]
-
-
 async def test_a_fork_that_the_engine_was_asked_for_does_not_hang_and_leaves_nothing(
     engine: ListeningEngine, on_paper: SessionRegistry
 ) -> None:
@@ -151,13 +138,6 @@ async def test_a_turn_beside_which_the_engine_stalls_and_goes_on_is_run_again(
     begin(on_paper, session, b"ask")
 
 
-async def test_what_dies_while_it_stalls_is_told_as_dead(engine: ListeningEngine, on_paper: SessionRegistry) -> None:
-    engine.tell(STALL, DEATH)
-    await until(lambda: on_paper.executor.failure is not None)
-    with pytest.raises(EngineRestarting):
-        on_paper.create()
-
-
 async def test_a_turn_that_is_paused_outlives_a_stall(registry: SessionRegistry) -> None:
     expected = await whole(registry)
     session, reader = await paused(registry)
@@ -165,18 +145,4 @@ async def test_a_turn_that_is_paused_outlives_a_stall(registry: SessionRegistry)
     assert session.state is SessionState.PAUSED
     registry.executor._dispatch([GoesOn()])
     await finish_paused(registry, session, registry.pauses.resume(session, NEXT_BREAKPOINT))
-    assert reader.token_ids == expected.token_ids
-
-
-async def test_a_pause_whose_time_is_over_while_the_engine_stalls_ends_when_it_goes_on(
-    registry: SessionRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pauses, "STALL_LOOK_S", TIMEOUT_S)
-    expected = await whole(registry)
-    session, reader = await paused(registry, breakpoint=dataclasses.replace(PROMPT_END, timeout_s=TIMEOUT_S))
-    registry.executor._dispatch([STALL])
-    await asyncio.sleep(3 * TIMEOUT_S)
-    assert session.state is SessionState.PAUSED
-    registry.executor._dispatch([GoesOn()])
-    await until(lambda: session.state is SessionState.IDLE)
     assert reader.token_ids == expected.token_ids

@@ -3,9 +3,6 @@
 from app.domain.values import SessionId
 from app.journal.tables import MOST_KEYS
 from app.sessions.keyed import MOST_ANSWERS_BYTES, KeptAnswer, KeyedRequest, KeyedRequests
-from tests.tenants.tenant_files import Clock
-
-DAY_S = 24 * 3600
 
 
 def answer(size: int) -> KeptAnswer:
@@ -20,16 +17,6 @@ def done(requests: KeyedRequests, owner: str | None, key: str, size: int = 1) ->
     return request
 
 
-def test_a_key_is_known_for_a_day() -> None:
-    clock = Clock()
-    requests = KeyedRequests(clock=clock)
-    request = done(requests, None, "k")
-    clock.now += DAY_S - 1
-    assert requests.find(None, "k") is request
-    clock.now += 2
-    assert requests.find(None, "k") is None
-
-
 def test_a_tenant_with_many_keys_forgets_its_own_oldest() -> None:
     requests = KeyedRequests()
     done(requests, "ann", "0")
@@ -37,15 +24,6 @@ def test_a_tenant_with_many_keys_forgets_its_own_oldest() -> None:
         done(requests, "bob", str(number))
     assert [requests.find("bob", str(number)) is not None for number in range(3)] == [False, True, True]
     assert requests.find("ann", "0") is not None
-
-
-def test_a_request_that_is_being_answered_is_not_forgotten() -> None:
-    requests = KeyedRequests()
-    slow = requests.begin(None, "slow", b"digest")
-    slow.is_running = True
-    for number in range(MOST_KEYS + 1):
-        done(requests, None, str(number))
-    assert requests.find(None, "slow") is slow
 
 
 def test_answers_have_a_bound_and_what_was_done_is_known_without_them() -> None:

@@ -10,27 +10,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from app.domain.breakpoints import MAX_INTERVENTION_BYTES
-from app.domain.errors import DiskShort, EngineError
-from app.domain.values import SessionId, Ticket
+from app.domain.errors import DiskShort
+from app.domain.values import SessionId
 from app.journal.journal import COPIES
 from app.machine.budget import DiskRoom
-from app.messages import Failed, Started
-from app.sessions.charges import TurnCharge
 from app.sessions.keeper import JournalRoom
 from app.sessions.side_work import Lane, SideWork
 from tests.conftest import ServeWith
 from tests.errors import assert_error
 from tests.file_sizes import free_on_disks
-
-
-def test_a_turn_that_fails_costs_its_tenant_nothing() -> None:
-    settled: list[int] = []
-    charge = TurnCharge(settled.append, sent=300)
-    for event in (Started(Ticket(1), 60), Failed(Ticket(1), EngineError("x"))):
-        charge.observe(event)
-    assert settled == [0]
-
 
 # The journal's room on a disk.
 
@@ -60,27 +48,6 @@ def test_what_a_turn_brings_keeps_its_room_until_the_end(room: JournalRoom) -> N
             pass
     room.release(ONE)
     put(room, OTHER, FREE)
-
-
-def test_what_was_not_done_takes_no_room_but_what_is_cancelled_may_still_be_done(room: JournalRoom) -> None:
-    with pytest.raises(KeyError), room.keeping(ONE, FREE):
-        raise KeyError
-    with pytest.raises(KeyError), room.claiming(FREE):
-        raise KeyError
-    with pytest.raises(asyncio.CancelledError), room.keeping(ONE, FREE):
-        raise asyncio.CancelledError
-    with pytest.raises(DiskShort):
-        put(room, OTHER, FREE)
-    room.release(ONE)
-    put(room, OTHER, FREE)
-
-
-def test_a_session_claims_no_more_than_it_can_bring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    free_on_disks(monkeypatch, lambda: 3 * COPIES * MAX_INTERVENTION_BYTES)
-    room = JournalRoom(DiskRoom(tmp_path))
-    for _ in range(10):
-        put(room, ONE, MAX_INTERVENTION_BYTES)
-    put(room, OTHER, MAX_INTERVENTION_BYTES)
 
 
 def test_a_disk_without_room_refuses_them_and_keeps_turns(serve_with: ServeWith, tmp_path: Path) -> None:

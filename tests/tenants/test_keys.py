@@ -13,16 +13,14 @@ from websockets.sync.client import connect
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import Limits
-from app.settings import Settings
 from app.tenants.file import read_tenants
-from app.tenants.tenancy import Tenancy
 from app.tenants.tenant import Role
 from tests.errors import assert_error
 from tests.processes import serve_process
 from tests.serving import serve
 from tests.tenants.conftest import ServeTenants
 from tests.tenants.tenant_files import Clock, key, tenant, write_tenants
-from tests.waiting import until, wait_until
+from tests.waiting import wait_until
 
 SHA = "0123456789abcdef" * 4
 
@@ -204,19 +202,6 @@ def test_sessions_count_after_a_restart_and_without_their_tenant(tmp_path: Path)
         assert http.get(f"/v1/sessions/{kept[1]}", headers=bearer("few")).status_code == 200
         assert http.post("/v1/sessions", headers=bearer("few")).status_code == 201
         assert_error(http.post("/v1/sessions", headers=bearer("few")), 429, "tenant_limit")
-
-
-async def test_nothing_waits_while_the_file_is_read_again(tmp_path: Path, clock: Clock) -> None:
-    file = write_tenants(tmp_path / "tenants.json", tenant("acme", key("old")))
-    tenancy = Tenancy(Settings(tenants=file, state_dir=None), clock)
-    write_tenants(file, tenant("acme", key("new")))
-    tenancy.reload()
-    assert tenancy.directory.find(b"old")
-    write_tenants(file, tenant("acme", key("newest")))
-    tenancy.reload()
-    await until(lambda: tenancy.directory.find(b"newest") is not None)
-    assert not tenancy.directory.find(b"old")
-    assert not tenancy.directory.find(b"new")
 
 
 def test_sighup_reads_the_tenants_again_and_goes_on_in_a_new_audit_log(tmp_path: Path) -> None:

@@ -226,45 +226,6 @@ def test_a_copy_of_a_paused_turn_reserves_what_is_left_of_it(client: ClientOf, w
     assert tokens_left(few) == 60 - prompt - 20
 
 
-def cancel_in_the_queue(few: httpx.Client, many: httpx.Client) -> str:
-    """A session of `few` with 40 tokens of a turn that never ran, on a server that runs one turn at once."""
-    for number in range(50):
-        left = tokens_left(few)
-        session: str = few.post("/v1/sessions").json()["id"]
-        running = many.post("/v1/sessions").json()["id"]
-        body = {"token_ids": [5] * 3, "max_tokens": 900, "ignore_eos": True, "stream": True, "logprobs": 20}
-        with many.stream("POST", f"/v1/sessions/{running}/generate", json=body) as busy:
-            next(busy.iter_lines())
-            tokens = list(range(5 + number, 45 + number))  # nobody has their KV
-            waiting = {"token_ids": tokens, "max_tokens": 1, "ignore_eos": True, "stream": True}
-            with few.stream("POST", f"/v1/sessions/{session}/generate", json=waiting):
-                few.post(f"/v1/sessions/{session}/cancel")
-        many.delete(f"/v1/sessions/{running}")
-        if tokens_left(few) == left:
-            return session
-    raise AssertionError("the other turn has always ended before")
-
-
-def test_tokens_of_a_turn_that_never_left_the_queue_count_with_the_next(serve_tenants: ServeTenants) -> None:
-    names = ("session", "fork", "import")
-    limited = [tenant(name, tokens_per_minute=10_000) for name in names]
-    client = serve_tenants(*limited, tenant("many"), max_running=1)
-    for way in names:
-        few = client(way)
-        session = cancel_in_the_queue(few, client("many"))
-        left = tokens_left(few)
-        if way == "fork":
-            session = few.post(f"/v1/sessions/{session}/fork").json()["id"]
-        elif way == "import":
-            file = few.get(f"/v1/sessions/{session}/export").content
-            session = few.post("/v1/sessions/import", content=file).json()["id"]
-        body = {"token_ids": [7], "max_tokens": 1, "ignore_eos": True}
-        assert few.post(f"/v1/sessions/{session}/generate", json=body).status_code == 200
-        first = left - tokens_left(few)
-        assert few.post(f"/v1/sessions/{session}/generate", json=body).status_code == 200
-        assert (first, left - tokens_left(few)) == (42, 44)
-
-
 def test_turns_at_once(client: ClientOf) -> None:
     few, many = client("one-turn"), client("many")
     paused = pause(few, tokens=2, max_tokens=4)

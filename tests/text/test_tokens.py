@@ -62,13 +62,6 @@ def test_token_bytes_make_up_the_text(tokens: Tokens, text: str) -> None:
     assert b"".join(tokens.token_bytes(token_id) for token_id in token_ids) == text.encode()
 
 
-def test_token_text_of_part_of_a_character() -> None:
-    assert RANDOM.token_text(ord("a")) == "a"
-    assert RANDOM.token_text(0xE2) == "\N{REPLACEMENT CHARACTER}"
-    assert RANDOM.token_bytes(0xE2) == b"\xe2"
-    assert RANDOM.token_bytes(10**6) == b""
-
-
 @pytest.mark.parametrize(
     ("messages", "says"),
     [
@@ -182,11 +175,6 @@ def test_the_pieces_of_a_history_make_up_its_text(tokens: Tokens, data: st.DataO
     pieces = whole_pieces(tokens, token_ids)
     assert len(pieces) == len(token_ids)
     assert "".join(pieces) == tokens.decode(token_ids, skip_special_tokens=False)
-
-
-def test_a_character_belongs_to_the_token_that_completes_it() -> None:
-    assert whole_pieces(RANDOM, list("aé".encode())) == ["a", "", "é"]
-    assert whole_pieces(RANDOM, [*b"a", 0xC3]) == ["a", "\N{REPLACEMENT CHARACTER}"]
 
 
 TEXTS = st.text(st.sampled_from("ab theçé🙂思<|end|>東\n\t̀"), max_size=60)

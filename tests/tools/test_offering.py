@@ -16,7 +16,7 @@ from app.text.generation import TextChunk
 from app.text.tokenizer import Tokens
 from app.tools.definitions import Tool, ToolMode, ToolUse
 from app.tools.formats import HERMES, LLAMA, MISTRAL, ToolFormat
-from app.tools.grammar import MAX_CALLS, call_grammar, foreign_keywords
+from app.tools.grammar import call_grammar, foreign_keywords
 from app.tools.lark import START, plain_lark, quoted_lark, quoted_regex
 from app.tools.prompt import messages_for_template
 from app.tools.reader import Content
@@ -84,13 +84,6 @@ def test_arguments_that_are_no_object_stay_as_the_model_left_them(arguments: str
     chat = [{"role": "assistant", "content": "", "tool_calls": [call]}]
     assert tokens(CALLED).chat_text(messages_for_template(chat)) == shown
     assert f'{{"name": "add", "arguments": {shown}}}' in support(CHATML).chat_text(chat, [ADD])
-
-
-@pytest.mark.parametrize("calls", [5, [3], [{"function": 3}], [{"function": {"name": "f"}}]])
-def test_calls_of_another_form_are_for_the_template_alone(calls: Any) -> None:
-    message = {"role": "user", "content": "x", "tool_calls": calls}
-    assert messages_for_template([message]) == [message]
-    assert "x" in support(CHATML).chat_text([message], [])
 
 
 @pytest.mark.parametrize("template", [CHATML, ALTERNATING])
@@ -216,16 +209,6 @@ def test_text_never_holds_the_marker(form: ToolFormat, parallel: bool) -> None:
         assert takes(grammar, f"So: {form.marker[:-1]}")
         assert not takes(grammar, f"So: {form.marker} of {form.marker}")
         assert takes(grammar, f"So: {call}") is not bool(special_ids)  # the marker is a token then
-
-
-@pytest.mark.parametrize("mode", [ToolMode.AUTO, ToolMode.REQUIRED])
-def test_no_call_follows_the_last_that_may_be_made(mode: ToolMode) -> None:
-    grammar = grammar_of(HERMES, ToolUse((ADD,), mode, frozenset({"add"})))
-    calls = write(HERMES, *[("add", '{"a": 3}')] * MAX_CALLS)
-    assert takes(grammar, calls)
-    assert takes(grammar, calls + " Done.") is (mode is ToolMode.AUTO)
-    assert not takes(grammar, write(HERMES, *[("add", '{"a": 3}')] * (MAX_CALLS + 1)))
-    assert not takes(grammar, calls + write(HERMES, ("drop", "{}")))
 
 
 @pytest.mark.parametrize(

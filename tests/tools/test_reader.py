@@ -5,12 +5,10 @@ import re
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from app.tools.definitions import Tool
 from app.tools.formats import HARMONY, HERMES, LLAMA, MISTRAL, TOOL_FORMATS, ToolFormat
-from app.tools.reader import MAX_HELD, CallArguments, CallBegun, Content, FamilyReader, Piece
+from app.tools.reader import CallArguments, CallBegun, Content, Piece
 from tests.tools.calls import FORMATS, TOOLS, reader_of, write
 
 Calls = list[tuple[str, str]]
@@ -43,9 +41,6 @@ def put_together(pieces: Sequence[Piece]) -> tuple[str, Calls]:
 
 def read(text: str, form: ToolFormat, cuts: Sequence[int] = ()) -> tuple[str, Calls]:
     return put_together(pieces_of(text, form, cuts))
-
-
-some_cuts = st.lists(st.integers(0, 300), max_size=20)
 
 
 F, G = ("f", '{"a": 1}'), ("g", "{}")
@@ -157,34 +152,6 @@ def test_a_long_answer_costs_no_more_for_each_character(form: ToolFormat, start:
         told += reader.push(more * 4)
     told += reader.finish()
     assert not reader.is_whole
-
-
-@FORMATS
-@given(text=st.text(st.sampled_from('<>{}[]"\\,: \ud800aftool_callnmergus/TOOL_CALLS|'), max_size=120), cuts=some_cuts)
-def test_no_text_raises_and_none_is_lost(form: ToolFormat, text: str, cuts: list[int]) -> None:
-    content, calls = read(text, form, cuts)
-    if not calls and not any(marker in text for marker in (form.end_marker or form.marker, form.marker) if marker):
-        assert content == text
-
-
-def test_calls_are_whole_if_all_their_arguments_are_objects() -> None:
-    whole = write(HERMES, ("f", '{"a": 1}'))
-    long = write(HERMES, ("f", json.dumps({"a": "x" * MAX_HELD}).replace("}", ", foo}")))
-    half = long.replace(", foo}", '}")"}')
-    with pytest.raises(ValueError, match="Extra data"):  # what has been told of it is no JSON either
-        json.loads(read(half, HERMES)[1][0][1])
-    for answer in (whole, whole[:-16], long, half, write(HERMES, ("f", '{"a": foo}')), "No."):
-        reader = FamilyReader(HERMES, TOOLS)
-        assert [*reader.push(answer), *reader.finish(cut=True)]
-        assert reader.is_whole == (answer == whole)
-
-
-def test_an_answer_of_another_form_has_no_calls() -> None:
-    reader = FamilyReader(HERMES, TOOLS, only_at_start=True)
-    answer = '{"s": "<tool_call>x"}'
-    assert put_together([*reader.push(answer), *reader.finish()]) == (answer, [])
-    reader = FamilyReader(HERMES, TOOLS, only_at_start=True)
-    assert put_together([*reader.push(write(HERMES, ("f", "{}"))), *reader.finish()]) == ("", [("f", "{}")])
 
 
 @FORMATS

@@ -1,7 +1,6 @@
 """Models that think: what is read as thoughts, what a template can do, and grammars that wait for the answer."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,13 @@ from app.text.generation import TextChunk
 from app.tools.definitions import Tool, ToolMode, ToolUse
 from app.tools.formats import (
     HARMONY,
-    QWEN_CODER,
     TOOL_FORMATS,
     ToolFormat,
-    find_chat_format,
 )
-from app.tools.reader import Answer, CallArguments, Content
+from app.tools.reader import CallArguments, Content
 from app.tools.support import ToolSupport, turn_grammar
-from app.tools.thinking import Opening, Seal, ThoughtReader, Wish, kept_secret
-from tests.tools.calls import ALL_FORMATS, TOOLS, reader_of, takes, write
+from app.tools.thinking import Opening, Seal, Wish, kept_secret
+from tests.tools.calls import ALL_FORMATS, reader_of, takes, write
 from tests.tools.test_cuts import CUT, USE, Told
 from tests.tools.test_cuts import STOPPED as END
 from tests.tools.test_offering import support, tokens
@@ -99,26 +96,6 @@ def test_the_tokens_of_thoughts_are_counted_to_their_end_however_they_come(
         answer.pieces(TextChunk("" if size < 99 else text, tuple(ids[start : start + size])))
     answer.pieces(TextChunk(text if size < 99 else ""))
     assert (answer.reasoning_tokens, answer.tokens_before_content) == (count, before)
-
-
-@pytest.mark.parametrize("begun", ["", "<think>a", "<think>a</think>"])
-def test_white_space_without_end_costs_no_more_for_each_character(begun: str) -> None:
-    """A megabyte takes a quarter of a second; a reader that copies what it holds takes fifteen."""
-    answer = QWEN_MODEL.answer(USE, has_form=False)
-    answer.pieces(TextChunk(begun))
-    began = time.thread_time()
-    for _ in range(1 << 16):
-        answer.pieces(TextChunk("        \n       "))
-    assert time.thread_time() - began < 5
-
-
-def test_bytes_of_thoughts_that_make_no_character_shift_no_count() -> None:
-    (_, form), end = find_chat_format("<think></think>"), 300
-    assert form is not None
-    reader = ThoughtReader(form, None, Opening.OPEN)
-    answer = Answer(reader, reader, lambda token_id: len("</think>") if token_id == end else 1, end)
-    answer.pieces(TextChunk("\ufffd\ufffd</think>Yes", (200, 201, end, *b"Yes")))
-    assert (answer.reasoning_tokens, answer.tokens_before_content) == (3, 3)
 
 
 def test_a_name_that_no_family_has_is_refused() -> None:
@@ -275,13 +252,6 @@ def test_calls_are_read_as_models_write_them(name: str, text: str, arguments: An
         pieces += reader.finish()
         assert [json.loads(each.text) for each in pieces if isinstance(each, CallArguments)] == [arguments]
         assert not any(isinstance(each, Content) for each in pieces)
-
-
-def test_a_call_that_never_ends_is_not_read_anew_at_each_end_in_it() -> None:
-    text, reader = "<tool_call><function=f><parameter=a>\n" + 99 * "</tool_call>", reader_of(QWEN_CODER, TOOLS)
-    told = [*reader.push(text)]
-    assert told, "what was held is content by now"
-    assert "".join(each.text for each in [*told, *reader.finish()] if isinstance(each, Content)) == text
 
 
 def test_sealed_thoughts_are_opened_by_the_server_that_sealed_them(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
 from app.telemetry import spans
 from app.telemetry.spans import MOST_PARTS, TurnSpan
 from app.telemetry.traces import TurnStart
-from tests.routers.breakpoints.pausing import arm, generate, open_session
-from tests.routers.generating import CONTEXT, GREEDY, in_tier, streaming, wait_for, wait_until_idle
+from tests.routers.breakpoints.pausing import arm, open_session
+from tests.routers.generating import CONTEXT, GREEDY, in_tier, streaming, wait_for
 from tests.serving import serve
 from tests.traces.conftest import (
     CALLER,
@@ -228,29 +228,6 @@ def test_a_turn_that_waited_was_restored_paused_and_resumed_is_one_tree(kept: Sp
     assert 0 < seconds < 60
     assert len(events(span, "djinn.first_token")) == 1
     assert attribute(running_span, "gen_ai.response.finish_reasons") == ("cancelled",)
-
-
-def test_a_timeout_resumes_a_turn_and_its_fork_and_a_close_ends_another(kept: Spans) -> None:
-    with serve(otlp_endpoint=COLLECTOR) as url, httpx.Client(base_url=url, timeout=60) as http:
-        session = open_session(http)
-        arm(http, session, once=True, timeout_s=0.5)
-        assert generate(http, session)["status"] == "paused"
-        child = http.post(f"{session}/fork", headers={"traceparent": CALLER}).raise_for_status()
-        for each in (session, f"/v1/sessions/{child.json()['id']}"):
-            wait_until_idle(http, each)
-        closing = open_session(http)
-        arm(http, closing)
-        assert generate(http, closing)["status"] == "paused"
-        http.delete(closing).raise_for_status()
-    assert child.headers["traceresponse"].startswith("00-" + "a" * 32)
-    first, second, closed = kept.turns
-    assert first.context is not None
-    assert [link.context.span_id for link in second.links] == [first.context.span_id]
-    for span in (first, second):
-        assert attribute(events(span, "djinn.resume")[0], "djinn.resume.by") == "timeout"
-        assert attribute(span, "gen_ai.response.finish_reasons") == ("length",)
-    assert attribute(closed, "gen_ai.response.finish_reasons") == ("cancelled",)
-    assert_nested(kept)
 
 
 def test_turns_of_other_routes_have_spans_without_a_word_of_the_user(kept: Spans, roomy_model: Path) -> None:

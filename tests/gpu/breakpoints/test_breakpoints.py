@@ -7,7 +7,7 @@ from app.domain.breakpoints import Pass, Until, When
 from app.domain.values import SamplingParams
 from app.messages import PromptScored
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
-from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, prompt
+from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
 from tests.gpu.breakpoints.breaking_oracle import greedy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -62,38 +62,12 @@ def test_it_pauses_where_all_conditions_hold(
     assert turn.tokens == expected
 
 
-def test_until_a_layer_stops_at_a_breakpoint_before_it(driver: BreakDriver) -> None:
-    turn = paused_turn(driver, 0, 1)
-    driver.go_on(turn, Until(layer=3))
-    assert places([turn.checkpoint]) == [(1, 0, 10)]
-
-
 def test_until_the_end_passes_breakpoints_in_this_turn_only(driver: BreakDriver, expected: list[int]) -> None:
     turn = paused_turn(driver, 1)
     assert places(driver.run(turn, Until(end=True))) == [(1, 0, 10)]
     assert turn.tokens == expected
     again = driver.turn(turn.session, [5], 2)
     assert again.paused
-
-
-@pytest.mark.parametrize("tokens", range(3, 3 + BLOCK))
-def test_what_is_armed_in_the_middle_of_a_turn_stops_its_next_token(
-    driver: BreakDriver, expected: list[int], tokens: int
-) -> None:
-    """Wherever in its block that is."""
-    turn = driver.begin(driver.open(), START, COUNT)
-    while len(turn.tokens) < tokens:
-        driver.advance()
-    at = len(START) - 1 + len(turn.tokens)
-    driver.arm(turn.session, 1)
-    driver.settle(turn)
-    driver.arm(turn.session, 0, 3)
-    pauses = [turn.checkpoint]
-    driver.go_on(turn)
-    assert places([*pauses, turn.checkpoint]) == [(1, at, at + 1), (3, at, at + 1)]
-    driver.disarm(turn.session)
-    driver.go_on(turn)
-    assert turn.tokens == expected
 
 
 def test_scored_prompts_are_scored_all_the_same(driver: BreakDriver) -> None:

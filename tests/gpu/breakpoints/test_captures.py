@@ -49,21 +49,6 @@ def capturing(driver: BreakDriver, *layers: int) -> SessionId:
     return driver.open_armed(*layers, action=Action.CAPTURE)
 
 
-def test_what_finds_no_room_is_counted(driver: BreakDriver, tiny_gpt2: TinyModel) -> None:
-    session = driver.open()
-    driver.sequence(session).captures.max_bytes = 5 * len(START) * tiny_gpt2.hidden_size * 4
-    driver.arm(session, *LAYERS, action=Action.CAPTURE)
-    turn = driver.turn(session, START, COUNT)
-    assert turn.tokens == greedy(tiny_gpt2.oracle, START, COUNT)
-    found = driver.captures(session)
-    assert [(record.layer, len(record.positions)) for record in found.records] == [(k, len(START)) for k in range(5)]
-    assert found.dropped == 7 + 12 * (COUNT - 1)
-    driver.do(ClearCaptures(driver.ticket(), session))
-    assert driver.captures(session).dropped == 0
-    driver.turn(session, [4], 1)
-    assert len(driver.captures(session).records) == 12
-
-
 def open_map(
     driver: BreakDriver, session: SessionId, positions: Positions = ALL, layers: tuple[int, ...] | None = None
 ) -> ActivationMap:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.domain.activations import LensRows, PausedTurn
+from app.domain.activations import PausedTurn
 from app.domain.breakpoints import (
     MAX_PASS_EDITS,
     Action,
@@ -12,13 +12,12 @@ from app.domain.breakpoints import (
     EditOp,
     Intervention,
     Pass,
-    Positions,
     Until,
     When,
 )
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import SessionId, StopRule
-from app.messages import Above, Fork, Lens, ReadPaused, Submit, WriteCheckpoint
+from app.messages import Above, Fork, ReadPaused, Submit, WriteCheckpoint
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt, vector
 from tests.gpu.breakpoints.breaking_oracle import (
@@ -40,12 +39,6 @@ START = prompt(4, 14)
 COUNT = 9
 LAYER = 1
 SCALE = Edit(EditOp.SCALE, 0.5)
-
-
-@pytest.fixture(params=["tiny_gpt2", "tiny_mistral", "tiny_llama"])
-def model(request: pytest.FixtureRequest) -> TinyModel:
-    found: TinyModel = request.getfixturevalue(request.param)
-    return found
 
 
 @pytest.fixture
@@ -98,24 +91,6 @@ def test_a_pass_that_leaves_out_layers_goes_on_as_if_a_hook_had_put_its_stream_t
     assert driver.turn(child, [7], 3).tokens == greedy(tiny_llama.oracle, [*START, 7], 3, [halved])
 
 
-def test_the_lens_is_transformers_head_on_its_hidden_states(model: TinyModel) -> None:
-    driver, layer = BreakDriver(model.engine()), model.num_layers // 2
-    turn = pause(driver, layer, Pass.PREFILL)
-    found = driver.do(Lens(driver.ticket(), turn.session, Positions(2, 9), 4))
-    assert isinstance(found, LensRows)
-    decoder, hidden = model.oracle.get_decoder(), boundaries(model.oracle, START)[layer + 1]
-    with torch.no_grad():
-        normed = (decoder.ln_f if hasattr(decoder, "ln_f") else decoder.norm)(hidden)
-        wanted = torch.log_softmax(model.oracle.get_output_embeddings()(normed), dim=-1)
-    assert (found.first, found.token_ids) == (2, tuple(START[2:9]))
-    for position, top in enumerate(found.rows, found.first):
-        best = wanted[position].topk(4)
-        assert [token for token, _ in top] == best.indices.tolist()
-        assert [logprob for _, logprob in top] == pytest.approx(best.values.tolist(), abs=1e-3)
-    driver.run(turn)
-    assert turn.tokens == greedy(model.oracle, START, COUNT)
-
-
 @pytest.mark.parametrize(("in_pass", "edits"), [(Pass.PREFILL, ()), (Pass.PREFILL, (SCALE,)), (Pass.DECODE, ())])
 def test_only_what_was_written_last_is_kept(
     driver: BreakDriver, tiny_llama: TinyModel, in_pass: Pass, edits: tuple[Edit, ...]
@@ -134,60 +109,6 @@ def test_only_what_was_written_last_is_kept(
     steering = [change_of(LAYER, each, lambda position, _: position >= place.end) for each in edits]
     written = Change(LAYER, lambda _: next(last), within(place.first, place.end))
     assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT, [written, *steering])
-
-
-def test_what_was_written_at_other_tokens_and_layers_stays(driver: BreakDriver, tiny_llama: TinyModel) -> None:
-    session = driver.open_armed(0, 2, when=When(Pass.DECODE))
-    turn = driver.turn(session, START, COUNT)
-    changes = []
-    for seed in range(4):
-        place = turn.checkpoint
-        for each in (seed, 40 + seed):
-            write(driver, turn, vector(each, 48)[None])
-        last = Edit(EditOp.REPLACE, vector=data_of(vector(40 + seed, 48)))
-        changes.append(change_of(place.layer, last, within(place.first, place.end)))
-        driver.go_on(turn)
-    assert len(interventions(driver, turn)) == len(changes)
-    assert {change.layer for change in changes} == {0, 2}
-    driver.fill()
-    driver.run(turn, Until(end=True))
-    assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT, changes)
-
-
-def test_a_turn_whose_breakpoints_edit_too_much_fails_and_the_session_goes_on_without_them(
-    driver: BreakDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its positions are no two runs that are equally far apart."""
-    monkeypatch.setattr("app.gpu.state.interventions.MAX_INTERVENTIONS", 2)
-    session = driver.open()
-    driver.run(driver.begin(session, START, 2))
-    [sequence] = driver.handler.sequences
-    before = list(sequence.tokens)
-    add = Edit(EditOp.ADD, 0.5, data_of(vector(9, 48)))
-    for position in (17, 18, 20, 23, 24):
-        driver.arm(session, LAYER, action=Action.EDIT, edits=(add,), when=When(position=position))
-    with pytest.raises(FieldOutOfRange, match=r"3 edits.*from 0 to 2") as caught:
-        driver.turn(session, [8], COUNT)
-    assert caught.value.param == "breakpoints"
-    assert (sequence.tokens, sequence.interventions.snapshot()) == (before, ())
-    driver.disarm(session)
-    assert len(driver.run(driver.begin(session, [8], 4))) == 0
-    assert len(sequence.tokens) == len(before) + 5
-
-
-def test_what_a_session_keeps_of_written_activations_is_bounded(
-    driver: BreakDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    turn, written = pause(driver, LAYER, Pass.DECODE), vector(5, 48)[None]
-    monkeypatch.setattr("app.gpu.state.interventions.MAX_INTERVENTION_BYTES", written.nbytes)
-    write(driver, turn, written)
-    before = driver.read(turn)
-    driver.go_on(turn)
-    with pytest.raises(FieldOutOfRange, match="written activations") as caught:
-        write(driver, turn, written)
-    assert (caught.value.status, caught.value.param) == (422, "activation")
-    assert torch.equal(before, written)
-    assert not torch.equal(driver.read(turn), written)
 
 
 def test_one_pass_is_edited_so_often_and_no_more(driver: BreakDriver, tiny_llama: TinyModel) -> None:

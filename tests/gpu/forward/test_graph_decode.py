@@ -4,18 +4,15 @@ import logging
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from app.domain.breakpoints import Action, When
 from app.domain.errors import FieldOutOfRange
-from app.gpu.forward.inputs import FixedBatch
-from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, make_batch
+from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch
 from app.gpu.startup.loader import choose_recorder
 from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
 from tests.gpu.forward.recording import CPU, FakeRecorder, PaddedAttention, tiny, with_attention
-from tests.gpu.kernels.attention.drawing import needs_triton
 from tests.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.oracle import greedy_tokens
 
@@ -28,42 +25,7 @@ LENGTHS = [3, 30, 9, 17, 5, 12, 40]
 
 TILE = 256
 """Blocks that the kernel copies at once."""
-MOST_ROWS, BLOCKS = 11, 2 * TILE + 5
-DEVICE = torch.device("cuda") if torch.cuda.is_available() else CPU
-
-
-@needs_triton
-@pytest.mark.parametrize(
-    ("contexts", "rows"),
-    [
-        pytest.param([1], 1, id="one row"),
-        pytest.param([5, 17, 33], 8, id="with padding"),
-        pytest.param([4] * MOST_ROWS, MOST_ROWS, id="all rows"),
-        pytest.param([4 * BLOCKS, 2], 4, id="the longest context beside a short one"),
-        pytest.param([4 * TILE, 4 * TILE + 1], 2, id="whole tiles, and one block more"),
-    ],
-)
-def test_a_step_and_its_padding_are_where_graphs_look(contexts: list[int], rows: int) -> None:
-    """The kernel against PyTorch's copies: on a GPU, else interpreted."""
-    from app.gpu.models.triton_elementwise import fill_inputs
-
-    tables = [[number + 3 * place for place in range(BLOCKS)] for number, _ in enumerate(contexts)]
-    token_ids = torch.arange(7, 7 + len(contexts))
-    host, batch = (make_batch([(each - 1, 1) for each in contexts], tables, 4, device) for device in (CPU, DEVICE))
-    inputs = FixedBatch(MOST_ROWS, MOST_ROWS, BLOCKS, CPU, groups=1)
-    wanted = inputs.first(MOST_ROWS, MOST_ROWS)
-    columns = (inputs.token_ids, wanted.positions, wanted.slot_blocks, wanted.slot_offsets)
-    for number, tensor in enumerate((*columns, wanted.contexts, wanted.block_tables), 90):
-        tensor.fill_(number)  # of an earlier step
-    found = (
-        torch.stack(columns).to(DEVICE),
-        wanted.contexts.to(DEVICE, copy=True),
-        wanted.block_tables.to(DEVICE, copy=True),
-    )
-    inputs.fill(token_ids, host, rows)
-    fill_inputs(token_ids.to(DEVICE), batch, *found, rows)
-    for ours, theirs in zip(found, (torch.stack(columns), wanted.contexts, wanted.block_tables), strict=True):
-        assert torch.equal(ours.cpu(), theirs)
+BLOCKS = 2 * TILE + 5
 
 
 def test_sessions_that_come_and_go_get_the_tokens_of_transformers(tiny: TinyModel) -> None:

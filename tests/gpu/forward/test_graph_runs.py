@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from app.domain.breakpoints import Action, Edit, EditOp, Pass, TensorData, When
 from app.domain.memory_map import StepCounts
 from app.domain.points import Point
-from app.gpu.forward.graphs import KeptGraphs, cut_run
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import load_stack
 from app.gpu.startup.loader import record_graphs
@@ -226,20 +223,3 @@ def test_every_kind_of_model_can_be_cut_anywhere(case: str, tmp_path: Path) -> N
             assert torch.allclose(graphs.logits[row], wanted[row].logits[at[row]], atol=1e-3, rtol=1e-4)
         graphs.record_due()
     assert recorder.concurrent
-
-
-def nothing() -> None:
-    """What a replay does here."""
-
-
-@given(st.integers(1, 40), st.lists(st.tuples(st.integers(0, 31), st.integers(1, 32)), max_size=40))
-def test_graphs_never_have_more_stages_than_are_allowed(most: int, wanted: list[tuple[int, int]]) -> None:
-    kept = KeptGraphs(most)
-    for lo, size in wanted:
-        for piece in cut_run(1, lo, lo + size):
-            kept.find(piece)
-        due = kept.due()
-        if due is not None:
-            kept.keep(due, nothing)
-            assert kept.find(due) is nothing
-        assert kept.stages <= most

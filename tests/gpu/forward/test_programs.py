@@ -1,6 +1,6 @@
 """Recorded layers give the bits of layers that are called one by one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +12,9 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from app.gpu.forward.graphs import layer_by_layer
-from app.gpu.forward.programs import Arena, NotRecordable, RecordedLayers, Recording
+from app.gpu.forward.programs import RecordedLayers
 from app.gpu.kernels.attention.base import Batch, make_batch, to_rows
 from app.gpu.kernels.attention.cpu import PAGED_TOKENS, PagedCpuAttention
-from app.gpu.kernels.cpu.launch import Program
 from app.gpu.kernels.linear.base import MatmulPrecision
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import load_stack
@@ -119,35 +118,6 @@ def test_products_in_bfloat16_give_the_same_bits(rounded: LayerStack, rows: list
     found = recorded(0, rounded.num_layers, hidden, batch)
     assert torch.equal(found, layer_by_layer(rounded, other)(0, rounded.num_layers, hidden, batch))
     assert torch.equal(one.data, other.data)
-
-
-@torch.inference_mode()
-def test_steps_run_as_programs(stack: LayerStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, run, layers = list[tuple[int, int]](), Program.run, stack.num_layers
-
-    def counting(program: Program, first: int, end: int) -> None:
-        runs.append((first, end))
-        run(program, first, end)
-
-    monkeypatch.setattr(Program, "run", counting)
-    pool = pools(stack, torch.float8_e4m3fn)[0]
-    recorded = RecordedLayers(stack, pool, POSITIONS, STEP_TOKENS)
-    # A prompt runs layer by layer, as one asks how far it is. A step that has no room in the programs does without.
-    for length, expected in ((1, 1), (5, 1), (PAGED_TOKENS + 1, layers), (STEP_TOKENS, layers), (STEP_TOKENS + 1, 0)):
-        runs.clear()
-        recorded(0, layers, *make_step(stack, pool, [(20, 1), (40, length)], seed=1))
-        assert len(runs) == expected
-
-
-def test_an_operator_that_computes_is_never_recorded() -> None:
-    columns = torch.ones(4, 8)[:, :5]
-    computing: list[Callable[[], Tensor]] = [columns.contiguous, columns.double, columns.neg, columns.neg_]
-    reading: list[Callable[[], object]] = [columns[0, 0].item, lambda: bool(columns[0, 0])]
-    for compute in (*computing, *reading):
-        with pytest.raises(NotRecordable), torch.inference_mode(), Recording().within(Arena()):
-            compute()
-    with torch.inference_mode(), Recording().within(Arena()):
-        assert columns.view(2, 2, 5).float().shape == (2, 2, 5)
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("gpt2-relu", torch.float32), ("llama", torch.bfloat16)])

@@ -3,22 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.gpu.state.blocks import BlockPool, chain_hash
-
-BLOCK_SIZE = 4
-
-
-def test_free_blocks_make_way_before_prefixes_do() -> None:
-    pool = BlockPool(4, BLOCK_SIZE)
-    prefix, gap, free, top = pool.allocate(4)
-    pool.publish([prefix], [b"prefix"])
-    pool.publish([top], [b"top"])
-    pool.release([prefix])
-    pool.release([gap, free])
-    assert pool.shrink(1) == {top: gap}
-    assert pool.find(b"prefix") == prefix
-    assert pool.find(b"top") == gap
-    assert pool.holders(gap) == 1
+from app.gpu.state.blocks import chain_hash
 
 
 @given(tokens=st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=64), data=st.data())

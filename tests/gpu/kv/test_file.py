@@ -8,7 +8,6 @@ import os
 import shutil
 import struct
 import subprocess
-import tempfile
 import tracemalloc
 from array import array
 from collections.abc import Callable
@@ -181,22 +180,6 @@ def test_every_cut_is_found_without_reading_the_blocks(path: Path) -> None:
         read_kv_header(path, IDENTITY)
 
 
-@pytest.mark.parametrize(
-    ("expected", "says"),
-    [
-        (replace(IDENTITY, fingerprint="model-b"), "another model.* model-a.* model-b"),
-        (replace(IDENTITY, layout=replace(LAYOUT, dtype="float16")), "its KV is float32.*as float16.*--kv-dtype"),
-        (replace(IDENTITY, layout=replace(LAYOUT, layers=1, head_dim=4)), r"\[2, 2, 1, 4, 2\].*\[1, 2, 1, 4, 4\]"),
-    ],
-)
-def test_a_file_of_another_model_or_layout_is_refused_with_the_difference(
-    path: Path, expected: KVIdentity, says: str
-) -> None:
-    for read in (read_kv_header, read_kv_file):
-        with pytest.raises(KVFileMismatch, match=says):
-            read(path, expected)
-
-
 def test_a_write_that_fails_leaves_the_file_that_was_there(path: Path) -> None:
     whole = path.read_bytes()
     for size in (0, 8, len(whole) // 2, len(whole) - 1):
@@ -282,13 +265,6 @@ def test_what_is_too_large_is_refused_before_it_is_read(path: Path, header: KVFi
     assert peak_of(read) < 1 << 20
 
 
-def test_what_is_said_about_a_session_takes_no_memory(path: Path) -> None:
-    header, about = replace(HEADER, about_bytes=32 << 20), b"a" * (32 << 20)
-    write_kv_file(path, header, blocks_of(header), about)
-    taken = peak_of(lambda: read_kv_file(path, IDENTITY, max_tokens=6))
-    assert taken < 4 << 20
-
-
 def peak_of(act: Callable[[], object]) -> int:
     tracemalloc.start()
     try:
@@ -361,14 +337,6 @@ def test_a_session_is_there_until_it_is_deleted(store: DiskStore) -> None:
         store.read(ONE, into)
 
 
-def test_the_file_of_an_older_server_is_read(store: DiskStore) -> None:
-    write_kv_file(store.path(ONE), PLAIN, blocks_of(PLAIN))
-    into = buffers_for(PLAIN)
-    assert same(store.index()[0][ONE], PLAIN)
-    assert same(store.read(ONE, into), PLAIN)
-    assert into == blocks_of(PLAIN)
-
-
 def test_what_cannot_be_used_is_named_and_left_until_its_session_has_had_its_say(store: DiskStore) -> None:
     foreign = replace(PLAIN, identity=replace(IDENTITY, fingerprint="model-b"))
     store.write(ONE, PLAIN, blocks_of(PLAIN))
@@ -416,18 +384,6 @@ def test_an_adopted_file_has_moved_also_from_another_file_system(store: DiskStor
         store.read(TWO, into)
         assert into == blocks_of(PLAIN)
         store.delete(TWO)
-
-
-def test_a_copy_from_another_file_system_that_fails_half_way_leaves_no_file(store: DiskStore, upload: Path) -> None:
-    shm = Path("/dev/shm")
-    if not shm.is_dir() or shm.stat().st_dev == upload.stat().st_dev:
-        pytest.skip("there is no second file system")
-    with tempfile.TemporaryDirectory(dir=shm) as memory:
-        elsewhere = Path(shutil.copy(upload, memory))
-        with largest_file(file_bytes(EXPORT) // 2), pytest.raises(OSError, match="too large"):
-            store.adopt(elsewhere, TWO, max_tokens=6)
-        assert elsewhere.exists()
-    assert list(store.path(TWO).parent.iterdir()) == []
 
 
 def test_a_bad_file_is_not_adopted(store: DiskStore, upload: Path) -> None:

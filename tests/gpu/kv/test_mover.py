@@ -2,8 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -28,7 +27,6 @@ from app.gpu.state.moves import HalfPass, Move, Moved, MoveKind
 from tests.gpu.breakpoints.breaking_models import TinyModel
 from tests.gpu.device.deferring import DeferredDevice
 from tests.gpu.driving import tcp_pair
-from tests.gpu.kv.tiering import growth
 
 READ, WRITE, DELETE = MoveKind.FROM_DISK, MoveKind.TO_DISK, MoveKind.DELETE
 
@@ -59,17 +57,6 @@ def test_what_is_ordered_for_one_session_is_done_in_its_order_and_reads_that_dep
         if kind is READ and all(kind is READ for kind, other in given[:number] if other == session)
     ]
     assert [move.number for move in done[: len(free)]] == free
-
-
-def test_the_next_move_costs_no_more_in_a_queue_of_ten_times_as_many() -> None:
-    def prepare(number: int) -> Callable[[], object]:
-        queue = MoveQueue()
-        for each in range(number):
-            queue.put(Move(each, DELETE, SessionId(f"s{each}")), PASSED)
-        queue.close()
-        return partial(list, iter(queue.get, None))
-
-    assert growth(prepare, few=100) < 12
 
 
 ID = SessionId("ses_a_1")
@@ -116,23 +103,6 @@ def test_a_file_is_received_behind_the_end_of_the_one_before(tiny_llama: TinyMod
     assert [(each.number, each.error) for each in ended] == [(1, None), (2, None)]
     assert [path.name for path in tmp_path.iterdir()] == [f"{ID}.safetensors"]
     mover.stop()
-
-
-def test_the_end_waits_for_no_other_server(tiny_llama: TinyModel) -> None:
-    _, host, identity = make_pools(tiny_llama, CpuStreams())
-    mover, reports = KVMover(host, identity, None), SimpleQueue[Moved]()
-    out, into = tcp_pair()
-    mover.connections.put(0, into)
-    mover.start(reports.put)
-    with out:
-        moves = [Move(number, MoveKind.RECEIVE, ID, connection=number) for number in range(2)]
-        mover.submit(moves)  # nothing comes over the first, and the second never comes itself
-        stopping = threading.Thread(target=mover.stop, daemon=True)
-        stopping.start()
-        stopping.join(5.0)  # half as long as another server may be silent
-        assert not stopping.is_alive()
-    ended = [reports.get(timeout=SOON_S) for _ in range(2)]
-    assert all(each.error for each in ended)
 
 
 def test_a_file_waits_for_the_device_that_reads_the_blocks_it_goes_to(
@@ -213,33 +183,3 @@ def test_a_half_pass_crosses_the_link_of_a_gpu(tiny_llama: TinyModel, dtype: tor
     stack = load_stack(tiny_llama.resolved, device=device, dtype=torch.float32, attention=attention_for(device))
     pool = fresh_pool(stack, dtype)
     check_half_pass(pool, HostPool(pool, BLOCKS, streams_of(device)))
-
-
-@pytest.mark.parametrize(
-    ("blocks", "halves", "early"),
-    [
-        pytest.param(1, 0, 1, id="one"),
-        pytest.param(3, 0, 2, id="at most half of them late"),
-        pytest.param(4, 0, 2, id="as many late as early"),
-        pytest.param(8, 0, 6, id="many"),
-        pytest.param(8, 1, 6, id="half a pass and a whole block, with room to spare"),
-        pytest.param(8, 2, 5, id="half a pass and a whole block"),
-        pytest.param(10, 7, 6, id="only a part of half a pass"),
-    ],
-)
-def test_a_large_move_is_told_of_before_its_last_blocks_have_come(
-    tiny_llama: TinyModel, blocks: int, halves: int, early: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device, pool = DeferredDevice(0, late="to_device"), fresh_pool(tiny_llama.stack, None)
-    monkeypatch.setattr(app.gpu.kv.pools, "PIECE_BYTES", 1)
-    monkeypatch.setattr(HostPool, "late_bytes", 2 * pool.data[0].nbytes)
-    host, before = HostPool(pool, BLOCKS, device), bytes_of(pool)
-    half = pool.data.shape[1] // 2
-    landing = host.copy_in(range(blocks), range(blocks), PASSED, HalfPass(halves, half))
-    sizes = [2] * (blocks - halves) + [1] * halves
-    assert landing.share == sum(sizes[:early]) / sum(sizes)
-    moved = [pool.data.view(torch.uint8)[block, : half * parts] for block, parts in enumerate(sizes)]
-    assert not any(each.any() for each in moved[:early])
-    assert torch.equal(bytes_of(pool)[early:], before[early:])
-    landing.event.synchronize()
-    assert not any(each.any() for each in moved)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from app.domain.values import Phase, Tier
+from app.domain.values import Tier
 from app.gpu.kv.shutdown import ShutdownFlush
 from app.gpu.state.moves import Moved, MoveKind
 from app.gpu.state.sequence import TokenSequence
@@ -41,37 +41,6 @@ def test_files_give_way_to_what_must_have_the_disk_copies_and_the_oldest_first()
         assert bench.tiers.file_blocks == left
     assert [tier_of(each) for each in (copied, older, newer, promised)] == [Tier.HOST, None, None, Tier.DISK]
     assert bench.placement.counts().dropped == 2
-
-
-def test_kv_of_a_turn_that_waits_goes_to_disk_for_a_turn_only() -> None:
-    bench = Bench(host=8)
-    waiting, returning, turn = bench.session(6 * BLOCK_SIZE), bench.placed(4, Tier.DISK), bench.placed(4, Tier.DISK)
-    bench.park(waiting)
-    bench.begin_turn(waiting)
-    assert not bench.placement.make_host_room(4, returning)
-    assert waiting.moving is None
-    bench.begin_turn(turn)
-    bench.placement.make_host_room(4, turn)
-    assert waiting.moving is Tier.TO_DISK
-
-
-def test_a_save_that_is_turned_round_is_no_room_to_wait_for() -> None:
-    bench = Bench(device=16, host=8, disk=64)
-    first, second = bench.session(4 * BLOCK_SIZE, first_token=1), bench.session(4 * BLOCK_SIZE, first_token=2)
-    for each in (first, second):
-        bench.park(each)
-    resident = [bench.session(4 * BLOCK_SIZE, first_token=10 + number) for number in range(2)]
-    turn = bench.session(0)
-    bench.begin_turn(turn)
-    needed = bench.device.available + 4
-    bench.placement.make_room(needed, turn)
-    assert (first.moving, second.moving) == (Tier.TO_DISK, None)
-    bench.begin_turn(first)
-    bench.placement.forget_order()
-    bench.placement.make_room(needed, turn)
-    assert (first.moving, second.moving) == (None, Tier.TO_DISK)
-    assert [tier_of(each) for each in resident] == [Tier.DEVICE] * 2
-    assert bench.placement.counts().dropped == 0
 
 
 FIRST_GUESS_S = BLOCK_BYTES / 5e8
@@ -130,17 +99,6 @@ def test_the_first_ones_have_the_room_on_disk(seed: int) -> None:
     assert bench.tiers.file_blocks <= 12
 
 
-def test_what_is_on_disk_already_is_not_written_again() -> None:
-    bench = Bench()
-    sequence = bench.placed(3, Tier.DISK)
-    bench.load(sequence)
-    bench.restore(sequence)
-    bench.placement.refile(sequence)
-    keeping = run(bench, [sequence])
-    assert tier_of(sequence) is Tier.DEVICE
-    assert keeping.kept == [sequence]
-
-
 def test_nothing_is_begun_that_would_not_be_over_in_time() -> None:
     bench = Bench(device=64, host=64, disk=64)
     sequences = [bench.placed(4, Tier.HOST) for _ in range(6)]
@@ -165,14 +123,6 @@ def test_it_ends_when_every_move_fails(kind: MoveKind) -> None:
     assert keeping.lost == sequences
 
 
-def test_no_signal_brings_kv_back_meanwhile() -> None:
-    bench = Bench()
-    sequence = bench.placed(3, Tier.DEVICE)
-    keeping = run(bench, [sequence], meanwhile=lambda ended: bench.phases.signal(sequence, Phase.READY, None))
-    assert keeping.kept == [sequence]
-    assert tier_of(sequence) is Tier.DISK
-
-
 def test_a_file_that_a_client_has_sent_is_written_anew() -> None:
     bench = Bench(device=8, host=4, disk=8)
     sent, other = bench.placed(4, Tier.DISK), bench.placed(4, Tier.DEVICE)
@@ -181,32 +131,3 @@ def test_a_file_that_a_client_has_sent_is_written_anew() -> None:
     assert keeping.kept == [sent, other]
     assert bench.placement.meter.totals()["to_disk"].moves == 3  # the first put the file there
     assert not sent.sent
-
-
-def test_turns_that_still_run_push_no_kept_file_out() -> None:
-    bench = Bench(disk=8)
-    first, second = bench.placed(4, Tier.HOST), bench.placed(4, Tier.HOST)
-    run(bench, [first, second])
-    late = bench.placed(4, Tier.HOST)
-    assert not bench.placement.save(late)
-    assert [tier_of(each) for each in (first, second, late)] == [Tier.DISK, Tier.DISK, Tier.HOST]
-
-
-@pytest.mark.parametrize("tier", [Tier.HOST, Tier.DEVICE])
-def test_a_late_move_of_a_closed_session_leaves_one_that_has_its_id_now_where_it_is(tier: Tier) -> None:
-    """A session that has left for another server, and come back."""
-    bench = Bench()
-    gone = bench.placed(3, Tier.DISK)
-    bench.close(gone)
-    [deleting] = bench.orders()
-    back = TokenSequence(gone.session, b"back", tokens=[0] * 3 * BLOCK_SIZE)
-    bench.cache.reserve(back, len(back.tokens))
-    bench.cache.commit(back, len(back.tokens))
-    bench.placement.end_turn(back)
-    bench.bring_to(back, tier)
-    bench.placement.refile(back)
-    bench.placement.take_placed()
-    bench.complete(Moved(deleting.number, 0.001))
-    lists = bench.placement.away if tier is Tier.HOST else bench.placement.resident
-    assert lists[back.session] is back
-    assert bench.placement.take_placed() == []

@@ -3,11 +3,8 @@
 import heapq
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from app.domain.values import KVPolicy, Phase, Tier
-from app.gpu.kv.gaps import Gap
 from app.gpu.kv.ranking import LAPSE_S
 from app.gpu.state.moves import Moved, MoveKind
 from tests.gpu.kv.tiering import BLOCK_SIZE, Bench, tier_of
@@ -32,19 +29,6 @@ def test_a_gap_shorter_than_the_move_is_not_worth_one() -> None:
     bench.phases.signal(other, Phase.IO_WAIT, 0.5)
     assert tier_of(other) is Tier.DEVICE
     assert bench.orders() == []
-
-
-some_lengths = st.lists(st.floats(0.01, 1000), min_size=1, max_size=16).map(sorted)
-
-
-@given(lengths=some_lengths, move_s=st.floats(0.001, 100))
-def test_kv_stays_for_as_long_as_holds_a_tier_least_on_average(lengths: list[float], move_s: float) -> None:
-    def cost(stays_s: float) -> float:
-        return sum(length if length <= stays_s else stays_s + move_s for length in lengths) / len(lengths)
-
-    stays_s = Gap(0.0, lengths).leave_at(0.0, move_s)
-    assert cost(stays_s) <= min(map(cost, [0.0, *lengths])) * (1 + 1e-9)
-    assert stays_s <= max(lengths) + move_s, "nothing is held without end"
 
 
 SHORT = (0.1,) * 14 + (100.0, 120.0)
@@ -181,19 +165,6 @@ def test_after_a_failed_write_the_disk_rests_for_ten_seconds() -> None:
     assert (tier_of(away), tier_of(stays)) == (Tier.DISK, Tier.HOST)
 
 
-def test_making_room_for_a_session_never_takes_from_that_session() -> None:
-    """Whoever gives way needs the host blocks of the one that it gives way to."""
-    bench = Bench(device=7, host=7, disk=2)
-    returning = bench.session(8, Phase.IDLE)
-    bench.load(returning)
-    bench.session(12, Phase.IO_WAIT)
-    gives_way = bench.session(24)
-    bench.overwrite_device()
-    assert bench.placement.make_room(2, returning)
-    assert tier_of(returning) is Tier.HOST
-    assert tier_of(gives_way) is None
-
-
 def test_a_rewind_leaves_the_signal_in_force() -> None:
     bench = Bench()
     sequence = bench.session(12)
@@ -203,31 +174,6 @@ def test_a_rewind_leaves_the_signal_in_force() -> None:
     bench.phases.repeat(sequence)
     bench.finish()
     assert tier_of(sequence) is Tier.HOST
-
-
-def test_while_nothing_changes_those_who_wait_for_room_are_not_looked_at_again() -> None:
-    """A session must return while another that returns soon holds the device."""
-    looks: list[float] = []
-
-    def headroom() -> int:
-        looks.append(bench.now)
-        return 0
-
-    bench = Bench(device=4, headroom=headroom)
-    waiting = bench.session(12, Phase.IO_WAIT)
-    bench.overwrite_device()
-    blocking = bench.session(12)
-    bench.phases.signal(blocking, Phase.READY, None)
-    bench.now += 5
-    bench.phases.signal(waiting, Phase.READY, None)
-    for _ in range(1000):
-        bench.phases.tick()
-    assert len(looks) == 1
-    assert (tier_of(blocking), tier_of(waiting)) == (Tier.DEVICE, Tier.HOST)
-    bench.close(blocking)
-    assert bench.phases.next_alarm() == bench.now
-    bench.tick()
-    assert tier_of(waiting) is Tier.DEVICE
 
 
 class SlowMover:
@@ -354,20 +300,3 @@ def test_who_floods_the_device_with_sessions_that_return_takes_room_from_itself(
         bench.tick()
     assert [tier_of(each) for each in many].count(Tier.DEVICE) == 3
     assert tier_of(small) is Tier.DEVICE
-
-
-def test_in_one_look_a_flood_takes_no_more_of_another_tenant_than_both_then_have() -> None:
-    bench = Bench(device=12, host=64)
-    flood = [bench.session(3 * BLOCK_SIZE, first_token=50 + number) for number in range(4)]
-    for sequence in flood:
-        sequence.tenant = "flood"
-        bench.signal(sequence, Phase.IO_WAIT, 10.0)
-    other = [bench.session(3 * BLOCK_SIZE, first_token=1 + number) for number in range(4)]
-    for sequence in other:
-        sequence.tenant = "other"
-        bench.tiers.copy_out(sequence, 3)
-    bench.finish()
-    bench.now += 9.95
-    bench.phases.tick()
-    assert [tier_of(each) for each in flood].count(Tier.TO_DEVICE) == 2
-    assert [tier_of(each) for each in other].count(Tier.DEVICE) == 2

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
-from app.gpu.kernels.linear.base import BlockMatrix, MatmulPrecision, Shard, dense_of
-from app.gpu.kernels.linear.eight_bits import FLOAT8, quantize
+from app.gpu.kernels.linear.base import MatmulPrecision, Shard, dense_of
 from app.gpu.models import load_stack, require_shards
 from app.gpu.models.base import LayerStack
 from app.model_store.resolve import ResolvedModel
@@ -100,18 +99,6 @@ def test_blocks_are_cut_between_blocks_and_become_float32_where_one_is_cut(kind:
         assert torch.equal(torch.cat([dense_of(part) for part in columns], 1), whole)
         assert torch.equal(torch.cat([dense_of(part) for part in rows]), whole)
         assert columns[0].shape == (4, blocks * length // 2)
-
-
-def test_rows_of_float8_keep_their_scales() -> None:
-    numbers = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)) * torch.tensor(
-        [[1e-3], [1.0], [40.0], [0.0]]
-    )
-    matrix = BlockMatrix(FLOAT8, quantize(FLOAT8, numbers), (4, 64))
-    for ranks in (2, 8):
-        columns = [Shard(rank, ranks).columns(matrix) for rank in range(ranks)]
-        assert all(isinstance(part, Tensor) == (ranks == 8) for part in columns)
-        found = torch.cat([dense_of(part) for part in columns], 1)
-        torch.testing.assert_close(found, numbers, rtol=2**-4, atol=0)
 
 
 @pytest.mark.parametrize(("case", "ranks"), [("llama", 4), ("llama", 3), ("gpt2", 8), ("gpt_neox", 2), ("olmo2", 2)])

@@ -52,6 +52,24 @@ def test_one_prompt_of_a_tenant_does_not_wait_behind_a_hundred_of_another(driver
     driver.finish(*many)
 
 
+@pytest.mark.parametrize("meanwhile", [0, 1])
+def test_a_tenant_with_few_prompts_has_saved_nothing_up(driver: Driver, meanwhile: int) -> None:
+    """Neither one that comes back, nor one that had a small prompt now and then."""
+    for seed in range(8):
+        small = [driver.submit(driver.open("few"), prompt(90 + seed, 1), 1) for _ in range(meanwhile)]
+        driver.finish(driver.submit(driver.open("many"), prompt(seed, LONG), 1), *small)
+    turns = {
+        tenant: [driver.submit(driver.open(tenant), prompt(first + number, LONG), 1) for number in range(6)]
+        for tenant, first in (("many", 10), ("few", 30))
+    }
+    many = few = 0
+    for _ in range(40 * LONG // STEP_TOKENS):
+        if many + few < 6:
+            driver.take(driver.engine.step())
+            many, few = (sum(bool(driver.tokens(turn)) for turn in begun) for begun in turns.values())
+    assert abs(many - few) <= 1 < many + few
+
+
 def test_a_fork_is_of_its_parents_tenant(driver: Driver) -> None:
     parent, child = driver.open("many"), SessionId("child")
     driver.answer(parent, prompt(1, SHORT), 1)
@@ -155,19 +173,3 @@ def test_a_prompt_that_finds_no_room_for_its_breakpoints_takes_no_tokens_from_an
     # Half of the steps could be the other tenant's.
     assert driver.steps_until_token(plain) <= 2 * ceil(length / (STEP_TOKENS - 1)) + 2
     assert all(len(turn.tokens) < 100 for turn in decoding)
-
-
-def test_what_a_prompt_without_room_for_its_breakpoints_leaves_goes_to_those_behind_it(tiny_llama: TinyModel) -> None:
-    driver = BreakDriver(tiny_llama.engine(max_step_tokens=64))
-    decoding = [driver.begin(open_busy(driver), prompt(number, 2), 100) for number in range(8)]
-    while not all(turn.tokens for turn in decoding):
-        driver.take(driver.engine.step())
-    driver.take(driver.engine.step())
-    driver.submit(driver.open("plain"), prompt(98, 40), 9)
-    driver.submit(driver.open("busy"), prompt(97, 120), 1)
-    for _ in range(2):  # one with prompts, one without; the tenant of the busy sessions has had less then
-        driver.take(driver.engine.step())
-    driver.begin(open_busy(driver), prompt(50, 60), 1)
-    driver.submit(driver.open("plain"), prompt(99, 50), 1)
-    driver.take(driver.engine.step())
-    assert sum(row.length for row in driver.plans[-1].rows) == 64

@@ -1,6 +1,5 @@
 """Drafts: more tokens a step, and each of them is what it would be without, to the bit. What a drafted token costs."""
 
-import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from app.domain.breakpoints import Action, When
 from app.domain.values import KVPolicy, SamplingParams, StopRule
 from app.gpu.engine import Engine
-from app.gpu.planning.drafting import StepCosts
 from app.messages import Token, TurnFinished
 from app.model_store.resolve import resolve
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
@@ -226,21 +224,3 @@ def test_drafts_make_a_step_that_tenants_share_a_quarter_longer_at_most(tiny_lla
     decodes = [plan.rows for plan in driver.plans if plan.rows and all(row.choices == row.length for row in plan.rows)]
     most = max(sum(row.length for row in rows) for rows in decodes if len(rows) == len(tenants))
     assert 2 < most <= 7 if tenants == "ab" else most > 7
-
-
-def test_steps_of_many_sizes_show_what_a_token_costs() -> None:
-    costs, chance = StepCosts(), random.Random(0)
-    for _ in range(200):
-        tokens = chance.randint(1, 8)
-        costs.note(tokens, (25 + 5 * tokens) * chance.uniform(0.98, 1.02))
-    assert costs.per_token == pytest.approx(5, rel=0.1)
-    assert costs.seconds(4) == pytest.approx(45, rel=0.05)
-
-
-def test_a_change_of_pace_is_noticed() -> None:
-    costs = StepCosts()
-    for base in (25, 250):
-        for number in range(200):
-            tokens = 1 + number % 8
-            costs.note(tokens, base + 2 * tokens)
-    assert costs.seconds(1) == pytest.approx(252, rel=0.05)

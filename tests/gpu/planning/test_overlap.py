@@ -3,27 +3,24 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
 
 import pytest
 
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, Pass, When
-from app.domain.errors import DjinnError, Draining, EngineError
+from app.domain.errors import DjinnError, EngineError
 from app.domain.memory_map import StepCounts
 from app.domain.values import SamplingParams, SessionId, StopRule
 from app.gpu.engine import Engine
 from app.gpu.forward.forward import Runner
 from app.gpu.forward.results import LaunchedStep, SplitStep
 from app.gpu.sampling import SampleRequest
-from app.gpu.state.segments import GROW_AFTER, Row
+from app.gpu.state.segments import Row
 from app.messages import Arm, Event, Failed, Open, Submit, Token
-from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
 from tests.gpu.conversations import GREEDY, Scene, Told, numbers, same, submit
 from tests.gpu.device.deferring import DeferredDevice
 from tests.gpu.device.test_streams import STREAMS, defer
 from tests.gpu.models.oracle import VOCAB
-from tests.gpu.oracle import greedy_tokens
 from tests.gpu.planning.scripted import MakeCommand, Script
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -162,29 +159,6 @@ def test_the_steps_that_follow(
     assert replace(stage.engine._runner.counts(), tokens=0) == StepCounts(eager=6, followed=steps)
 
 
-def test_what_memory_is_too_short_for_runs_when_the_tokens_are_known(
-    torch_gpt2: TinyModel, expected: Callable[[str], list[Told]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launch, device = Runner._launch, DeferredDevice(2)
-    short = list[bool]()
-
-    def launch_or_not(runner: Runner, rows: list[Row], requests: Any, before: LaunchedStep | None = None) -> Any:
-        if before is not None and len(short) % 2:
-            short.append(True)
-            return None  # as when an allocation fails
-        short.append(False)
-        return launch(runner, rows, requests, before)
-
-    monkeypatch.setattr(Runner, "_launch", launch_or_not)
-    with device:
-        told, stage = SCENES["chats"].play(defer(torch_gpt2, device, monkeypatch), 2)
-    assert any(short)
-    counts = stage.engine._runner.counts()
-    assert sum(short) <= 1 + counts.eager // GROW_AFTER  # trying costs memory that others need
-    assert same(told, expected("chats"))
-    check_blocks(stage.engine)
-
-
 def play_one(model: TinyModel, patch: pytest.MonkeyPatch, on_events: Callable[[Engine, Sequence[Event]], None]) -> None:
     """One turn on a device that is late; `on_events` sees what the client is told."""
     device = DeferredDevice(0, late="compute")
@@ -206,40 +180,3 @@ def test_a_step_that_cannot_follow_fails_its_turns_after_the_tokens_before_it(
     assert isinstance(raised.value, EngineError)
     assert sum(isinstance(event, Token) for event in said) == 4
     assert any(isinstance(event, Failed) for event in said)
-
-
-def test_a_turn_that_cannot_be_planned_ahead_fails_alone_after_the_tokens_before_it(
-    torch_gpt2: TinyModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driver = BreakDriver(torch_gpt2.engine(blocks=60, max_draft_tokens=0))
-    engine, cache = driver.engine, driver.scheduler.cache
-    good, bad, last = (driver.begin(driver.open(), prompt(seed, 7), 9) for seed in (1, 2, 3))
-    driver.take(engine.step())
-    driver.take(engine.launch())
-    with monkeypatch.context() as patch:
-        works, is_second = cache.missing, iter([False, True])
-        patch.setattr(cache, "missing", lambda *given: 1 / 0 if next(is_second) else works(*given))
-        events = engine.overlap()
-    [failed] = [event for event in events if isinstance(event, Failed)]
-    assert isinstance(failed.error, EngineError)
-    assert failed.ticket == bad.tickets[0]
-    assert sum(isinstance(event, Token) for event in events) == 3
-    driver.take([event for event in events if event is not failed])
-    driver.settle(good, last)
-    for seed, turn in ((1, good), (3, last)):
-        assert turn.tokens == greedy_tokens(torch_gpt2.oracle, prompt(seed, 7), 9)
-
-
-def test_an_engine_that_stops_waits_for_what_runs(torch_gpt2: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    engines: list[Engine] = []
-
-    def stop(engine: Engine, events: Sequence[Event]) -> None:
-        if any(isinstance(event, Token) for event in events):
-            engines.append(engine)
-            engine.stop()
-
-    with pytest.raises(Draining):
-        play_one(torch_gpt2, monkeypatch, stop)
-    assert engines
-    assert engines[0]._step is None
-    assert engines[0]._overlapped is None

@@ -8,7 +8,6 @@ import pytest
 
 from app.domain.values import KVPolicy, Ticket, Tier
 from app.gpu.planning.admission import SLICE_STEPS
-from app.gpu.planning.queue import StepPlan
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import Driver
 from tests.gpu.oracle import greedy_tokens
@@ -211,25 +210,6 @@ def test_nobody_gives_way_in_vain(model: ResolvedModel) -> None:
         driver.advance()
         assert second in running(driver) or driver.ended(second)
     driver.finish(second, own, other)
-
-
-def test_a_plan_that_preempted_a_turn_says_so_whatever_finds_no_room_after_it(
-    model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driver = pooled(model)
-    plans, plan = list[StepPlan](), driver.scheduler.plan
-
-    def note_plan() -> StepPlan:
-        plans.append(plan())
-        return plans[-1]
-
-    monkeypatch.setattr(driver.scheduler, "plan", note_plan)
-    for number in range(2):
-        begun(driver, "many", number, (BLOCKS // 2 - 1) * BLOCK, answer=4 * BLOCK)
-    driver.submit(driver.open("one"), prompt(9, BLOCKS * BLOCK - 2), 1)  # more than they hold
-    while len(running(driver)) == 2:
-        driver.advance()
-    assert plans[-1].preempted
 
 
 def test_kv_of_the_tenant_that_holds_the_most_leaves_the_host_first_and_the_device_together(

@@ -2,21 +2,16 @@
 
 import contextlib
 import json
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-import torch
 
 from app.domain.errors import GrammarTooComplex
 from app.domain.values import FinishReason, Grammar, KVPolicy, SamplingParams, StopRule
-from app.gpu.device.streams import CpuStreams
-from app.gpu.sampling.sampler import Mask
 from app.grammars import matcher as matchers
 from app.messages import Token
 from app.model_store.resolve import resolve
@@ -121,46 +116,3 @@ def test_a_mask_that_takes_too_long_fails_its_turn_and_no_other(
     assert caught.value.param == "structured_outputs.regex"
     driver.settle(good)
     assert len(good.tokens) == 40
-
-
-def test_the_end_of_the_engine_joins_the_thread_of_its_masks() -> None:
-    before, driver = set(threading.enumerate()), make_driver()
-    with contextlib.closing(driver.engine):
-        driver.turn(driver.open(), prompt(0, 9), 0, under(regex("abc")), stop=StopRule(5))
-        began = set(threading.enumerate()) - before
-        assert any(thread.name.startswith("djinn-masks") for thread in began)
-    assert not [thread for thread in began if thread.name.startswith("djinn-masks") and thread.is_alive()]
-
-
-class Slow:
-    """A matcher whose masks take until it may go on."""
-
-    error = None
-
-    def __init__(self) -> None:
-        self.go_on, self.begun, self.ended = (threading.Event() for _ in range(3))
-
-    def fill(self, address: int, nbytes: int) -> None:
-        self.begun.set()
-        assert self.go_on.wait(20)
-        self.ended.set()
-
-
-def test_the_masks_of_an_abandoned_step_do_not_run_on() -> None:
-    thread, held, waiting = ThreadPoolExecutor(1), Slow(), Slow()
-
-    def begin(matcher: Any) -> Mask:
-        return Mask({0: matcher}, 512, CpuStreams(), torch.from_numpy, thread)
-
-    first, second = begin(held), begin(waiting)
-    assert held.begun.wait(20)
-    second.abandon()
-    threading.Timer(0.05, held.go_on.set).start()
-    first.abandon()
-    assert held.ended.is_set(), "it waits for what has begun"
-    last = Slow()
-    last.go_on.set()
-    begin(last)
-    assert last.ended.wait(20)
-    assert not waiting.begun.is_set()
-    thread.shutdown()

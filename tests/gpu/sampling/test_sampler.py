@@ -5,7 +5,6 @@ tokens of one that sorts.
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,15 +20,12 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
+from app.domain.values import SamplingParams
 from app.gpu.device.streams import CpuStreams
 from app.gpu.forward.results import LaunchedStep
-from app.gpu.planning.turns import sample_requests
 from app.gpu.sampling import Sampled, SampleRequest
-from app.gpu.sampling.sampler import CANDIDATES, log_probabilities, place_requests, uniforms
-from app.gpu.state.paths import PassPlan
-from app.gpu.state.segments import Row
-from app.gpu.state.sequence import TokenCounts, TokenSequence, TurnState
+from app.gpu.sampling.sampler import CANDIDATES, log_probabilities, uniforms
+from app.gpu.state.sequence import TokenCounts
 from tests.gpu.kernels.attention.drawing import needs_triton
 
 VOCAB = 2000
@@ -260,37 +256,3 @@ def test_a_row_without_numbers_draws_a_token_of_the_vocabulary(vocab_size: int) 
     assert 0 <= draw(rows, torch.full((1, 1), 0.7, dtype=torch.float64)).item() < vocab_size
     for limits in ((vocab_size, 1.0, 0.0), (1, 0.5, 0.5), (vocab_size, 0.9, 0.0)):
         assert 0 <= drawn(rows, [0.7], [limits])[0] < vocab_size
-
-
-# The tokens that penalties look at: counted once, and as often as they are there.
-
-
-class ReadHistory(list[int]):
-    """Counts what is read of it."""
-
-    read = 0
-
-    def __iter__(self) -> Any:
-        self.read += len(self)
-        return super().__iter__()
-
-    def __getitem__(self, at: Any) -> Any:
-        found = super().__getitem__(at)
-        self.read += len(found) if isinstance(at, slice) else 1
-        return found
-
-
-def test_a_step_reads_no_more_of_a_history_than_what_is_new() -> None:
-    history = ReadHistory(range(20_000))
-    params = SamplingParams(0, repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.1)
-    turn = TurnState(Ticket(1), params, StopRule(100), 10_000, 0)
-    sequence = TokenSequence(SessionId("ses"), b"", tokens=history)
-    for _ in range(3):
-        history.append(7)
-        history.read = 0
-        row = Row(sequence, turn, len(history) - 1, 1, PassPlan(0, 4), samples=True, scores_prompt=False)
-        changes, _ = place_requests(sample_requests([row]), 50_000, torch.from_numpy)
-    assert history.read <= 1
-    (repeated, _), (counted, taken_off) = changes["repetition"], changes["counts"]
-    assert (len(repeated), len(counted)) == (20_000, 10_001)
-    assert taken_off[counted == 7].item() == torch.tensor(0.2 + 3 * 0.1).item()

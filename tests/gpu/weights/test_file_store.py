@@ -12,7 +12,7 @@ from torch import Tensor
 
 from app.domain.errors import WeightsLost
 from app.gpu.device.streams import PASSED, CpuStreams
-from app.gpu.kernels.linear import DenseLinear, panels
+from app.gpu.kernels.linear import DenseLinear
 from app.gpu.kernels.linear.base import BlockMatrix
 from app.gpu.weights.arena import plan_weights
 from app.gpu.weights.bundles import StreamedWeights
@@ -120,18 +120,6 @@ def test_a_load_that_failed_does_not_fail_what_comes_to_its_place_next(path: Pat
             failed.synchronize()
 
 
-def test_nothing_is_loaded_once_the_store_is_closed(path: Path) -> None:
-    store = open_store(path)
-    store.load(0, MODEL.target(0), PASSED)
-    store.close()
-    with pytest.raises(WeightsLost, match="closed"):
-        store.load(1, MODEL.target(1), PASSED).synchronize()
-    with pytest.raises(WeightsLost, match="closed"):
-        store.rows(0, torch.tensor([1]))
-    assert not [each.name for each in threading.enumerate() if each.name.startswith("djinn-weights")]
-    store.close()
-
-
 def test_rows_are_gathered_in_the_order_they_are_asked_for(store: FileStore) -> None:
     for ids in ([], [3], [0, 39], [7, 7, 7], [4, 5, 6, 0, 39, 5]):
         wanted = torch.tensor(ids, dtype=torch.int64)
@@ -187,21 +175,6 @@ def test_what_is_behind_the_new_end_is_lost(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("exact_clock")
-@pytest.mark.parametrize("source", ["memory"], indirect=True)
-def test_a_file_that_changes_while_a_bundle_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, read = open_store(path), panels.read_on_torch_threads
-
-    def spoil_then_read(file: int, offset: int, target: Tensor) -> bool:
-        overwrite(path, offset + len(target) // 2)
-        return read(file, offset, target)
-
-    monkeypatch.setattr(panels, "read_on_torch_threads", spoil_then_read)
-    with pytest.raises(WeightsLost, match="checksum"):
-        load(store, 1)
-    store.close()
-
-
-@pytest.mark.usefixtures("exact_clock")
 def test_what_changes_without_a_new_time_while_the_file_is_open_for_writing_is_lost(path: Path) -> None:
     """As what a store through a mapping changes in a page that was written to before, or a write call that lasts."""
     place = middle(SECTIONS["bundle.1"])
@@ -223,19 +196,3 @@ def test_what_changes_without_a_new_time_while_the_file_is_open_for_writing_is_l
 def has_writers_of(path: Path) -> bool:
     with path.open("rb") as file:
         return has_writers(file.fileno())
-
-
-def test_a_change_that_bears_the_time_of_the_one_before_is_found(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the file system's clock ticks slowly, and somebody writes right after the server has started."""
-    seen, fstat = os.stat(path), os.fstat
-
-    def slow_clock(descriptor: int) -> os.stat_result:
-        found = fstat(descriptor)
-        return seen if found.st_ino == seen.st_ino else found
-
-    monkeypatch.setattr(os, "fstat", slow_clock)
-    store = open_store(path)
-    overwrite(path, middle(SECTIONS["bundle.1"]))
-    overwrite(path, middle(SECTIONS["table.0"]))
-    assert all_lost(store) == ["bundle.1", "table.0"]
-    store.close()

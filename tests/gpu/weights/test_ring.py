@@ -2,9 +2,7 @@
 
 import itertools
 import random
-import weakref
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import psutil
 import pytest
@@ -12,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from app.domain.errors import FieldOutOfRange
-from app.gpu.device.streams import PASSED, CpuStreams
+from app.gpu.device.streams import CpuStreams
 from app.gpu.kernels.linear import DenseLinear
 from app.gpu.kernels.linear.base import Weight
 from app.gpu.models import build_stack
@@ -27,13 +25,11 @@ from app.gpu.weights.stores import PinnedStore
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.device.deferring import DeferredDevice
 from tests.gpu.kernels.attention.reference import ReferenceAttention
-from tests.gpu.models.oracle import CASES, tiny_config
-from tests.gpu.weights.bundles import Model, make_model
+from tests.gpu.models.oracle import tiny_config
+from tests.gpu.weights.bundles import Model
 from tests.hugging_face import shape_config
 
 UNIT = 256
-LAYER = 1000 * UNIT
-NORM = 2 * UNIT
 
 sizes_of_bundles = st.lists(st.integers(1, 200).map(lambda units: units * UNIT), min_size=1, max_size=40)
 
@@ -61,29 +57,6 @@ def test_the_budget_holds_and_is_used_up_to_a_bundle(sizes: list[int], share: fl
         assert budget - plan.device_bytes < max(sizes)
     else:
         assert plan.ring_bytes == 0
-
-
-@given(layers=st.integers(3, 60), kept=st.integers(0, 57))
-def test_layers_that_stay_are_spread_evenly(layers: int, kept: int) -> None:
-    kept = min(kept, layers - 3)
-    plan = plan_weights([LAYER] * layers, (2 + kept) * LAYER)
-    assert len(plan.kept) == kept
-    streamed = streamed_of(plan)
-    ends = [-1, *streamed, layers]
-    runs = [after - before - 1 for before, after in pairwise(ends)]
-    assert max(runs) <= -(-kept // len(streamed)), "so many kept ones in a row that the copies would stand still"
-    if kept:
-        streams = [after - before - 1 for before, after in pairwise([-1, *sorted(plan.kept)])]
-        assert max(streams) <= -(-len(streamed) // kept)
-    from_disk = plan_weights([LAYER] * layers + [NORM], (2 + kept) * LAYER + NORM, from_disk=True)
-    assert streamed_of(from_disk) == tuple(range(kept, layers)), "a disk is read from first to last"
-
-
-def test_a_norm_stays_before_any_layer_does() -> None:
-    sizes = [LAYER] * 10 + [NORM] + [LAYER // 2] * 4
-    assert plan_weights(sizes, 2 * LAYER).kept == frozenset()
-    assert plan_weights(sizes, 2 * LAYER + NORM).kept == {10}
-    assert 10 in plan_weights(sizes, 5 * LAYER).kept
 
 
 CPU = torch.device("cpu")
@@ -194,32 +167,6 @@ def test_a_model_that_runs_on_transformers_modules_is_refused(case: str) -> None
     assert "llama, mamba2, " in refused.value.message
 
 
-class _Watch:
-    """A `Write` that sees what is left of earlier bundles."""
-
-    def __init__(self) -> None:
-        self._seen: list[weakref.ref[Tensor]] = []
-        self.left: list[int] = []
-
-    def __call__(self, name: str, tensors: Sequence[Tensor]) -> None:
-        if name.startswith("bundle"):
-            self.left.append(sum(tensor() is not None for tensor in self._seen))
-            self._seen += map(weakref.ref, tensors)
-
-
-@pytest.mark.parametrize("case", ["qwen3", "gpt2"])
-def test_one_bundle_is_in_memory_at_a_time(case: str) -> None:
-    model = ResolvedModel(case, AutoConfig.for_model(**CASES[case]), None, seed=0)
-    watch = _Watch()
-    source = weights_of(model, torch.device("cpu"), torch.float32)
-    weights = StreamedWeights(torch.device("meta"), torch.float32, DenseLinear, watch)
-    build_stack(model, source, weights, ReferenceAttention(), None)
-    assert watch.left == [0] * (3 + 1 + 1)  # layers, norm, output projection
-
-
-MODEL = make_model()
-
-
 class NoSlabs(CpuStreams):
     """Memory that must not be taken."""
 
@@ -235,12 +182,3 @@ def test_more_memory_than_is_free_is_refused_before_it_is_taken(monkeypatch: pyt
     with pytest.raises(FieldOutOfRange, match=r"no memory for 3\.0 GiB .* 2\.0 GiB of host memory are free") as refused:
         PinnedStore(Model([large], []).layout, NoSlabs(), 1000)
     assert refused.value.param == "weights_device"
-
-
-def test_closing_waits_for_what_has_been_launched() -> None:
-    device, target = DeferredDevice(0, late="weights"), MODEL.target(0)
-    store = PinnedStore(MODEL.layout, device, 1000)
-    MODEL.fill(store.write)
-    store.load(0, target, PASSED)
-    store.close()
-    assert MODEL.holds(0, target)

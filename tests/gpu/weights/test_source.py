@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, GgufConfig, LlamaForCausalLM
 
 from app.domain.errors import FieldOutOfRange, UnknownModel
 from app.domain.values import WeightsDtype
-from app.gpu.kernels.linear.base import BlockMatrix, Matrix, dense_of, stored_rows
+from app.gpu.kernels.linear.base import BlockMatrix, Matrix, dense_of
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.models.recipe import Recipe
@@ -26,7 +26,6 @@ from app.gpu.weights.checkpoint import GgufFile, weights_of
 from app.gpu.weights.source import RandomWeights, SafetensorsFolder, TensorFormat
 from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel, fingerprint, resolve
-from app.model_store.tensors import stored_sizes
 from app.settings import Settings
 from tests.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.models.driving import Drive, assert_agrees
@@ -176,14 +175,6 @@ def test_int8_rounds_as_gguf_does_and_half_precision_computes_with_nothing_wider
     assert dense_of(stored_as(tmp_path, WeightsDtype.CHECKPOINT, torch.float16)).dtype is torch.float16
 
 
-@pytest.mark.parametrize("matrices", list(WeightsDtype))
-def test_bytes_are_known_beforehand(tmp_path: Path, matrices: WeightsDtype) -> None:
-    for dtype in (torch.float32, torch.float16):
-        found = stored_as(tmp_path, matrices, dtype)
-        [size] = stored_sizes(tmp_path).values()
-        assert TensorFormat(CPU, dtype, matrices).nbytes(size) == stored_rows(found).nbytes
-
-
 @pytest.mark.parametrize("matrices", [WeightsDtype.BFLOAT16, WeightsDtype.INT8])
 def test_random_matrices_are_those_of_the_seed_rounded(matrices: WeightsDtype) -> None:
     config, shape = tiny_config("llama"), (8, 64)
@@ -251,17 +242,6 @@ def test_tensors_have_the_values_of_transformers(tmp_path: Path, model_type: str
     kept = {each.kind if isinstance(each, BlockMatrix) else each.dtype for each in matrices}
     stored = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
     assert kept == {stored.get(kind, kind)}
-
-
-def test_a_computation_in_half_precision_gets_all_tensors_so_from_a_file_that_is_not_mapped(tmp_path: Path) -> None:
-    model = write(tmp_path)
-    name, shape = "model.layers.0.self_attn.k_proj.weight", (32, 64)
-    whole, matrix = source_of(model).take(name, shape), source_of(model).take_matrix(name, shape)
-    half = source_of(model, torch.bfloat16).take_matrix(name, shape)
-    assert not MAPS.exists() or "m.gguf" not in MAPS.read_text()
-    assert isinstance(matrix, BlockMatrix)
-    assert isinstance(half, torch.Tensor)
-    assert torch.equal(half, whole.bfloat16())
 
 
 def test_a_file_that_is_cut_short_or_gone_and_a_broken_index_are_refused(tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ import os
 import re
 import shutil
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,15 +16,13 @@ import torch
 from safetensors import safe_open
 
 from app.domain.errors import FieldOutOfRange, WeightsLost
-from app.gpu.device.streams import PASSED
-from app.gpu.weights.file import WeightFile, open_weight_file
+from app.gpu.weights.file import open_weight_file
 from app.gpu.weights.layout import BundleLayout, WeightLayout, Write, sections_of
 from app.gpu.weights.stores import FileStore
 from app.model_store.install import StoreFull
 from tests.gpu.weights.bundles import make_model, overwrite, same_bits
 
 MODEL = make_model()
-HEADER_BYTES = min(section.offset for section in MODEL.sections.values())
 
 
 @pytest.fixture
@@ -125,52 +122,9 @@ def test_a_file_for_something_else_is_written_anew(
     open_weight_file(path, model, wanted, refuse).close()
 
 
-def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of every read from a file from now on."""
-    counts, pread, preadv = list[int](), os.pread, os.preadv
-
-    def note(descriptor: int, count: int, offset: int) -> bytes:
-        found = pread(descriptor, count, offset)
-        counts.append(len(found))
-        return found
-
-    def note_into(descriptor: int, into: Sequence[memoryview], offset: int, flags: int = 0) -> int:
-        counts.append(preadv(descriptor, into, offset, flags))
-        return counts[-1]
-
-    monkeypatch.setattr(os, "pread", note)
-    monkeypatch.setattr(os, "preadv", note_into)
-    return counts
-
-
 def start(path: Path) -> FileStore:
     """As a server does."""
     return FileStore(open_weight_file(path, MODEL.name, MODEL.layout, refuse))
-
-
-def test_a_start_reads_the_header_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    MODEL.write(path).close()
-    read = count_reads(monkeypatch)
-    store = start(path)
-    assert 0 < sum(read) <= HEADER_BYTES < path.stat().st_size // 2
-    target = MODEL.target(0)
-    store.load(0, target, PASSED).synchronize()
-    assert MODEL.holds(0, target)
-    store.close()
-
-
-def test_a_file_that_bears_another_time_is_read_wholly_once(
-    path: Path, monkeypatch: pytest.MonkeyPatch, exact_clock: None
-) -> None:
-    """As after a copy."""
-    MODEL.write(path).close()
-    os.utime(path, (1, 1))
-    content, read = sum(part.nbytes for part in MODEL.sections.values()), count_reads(monkeypatch)
-    start(path).close()
-    assert sum(read) >= content
-    read.clear()
-    start(path).close()
-    assert sum(read) <= HEADER_BYTES
 
 
 @pytest.mark.parametrize("name", MODEL.sections)
@@ -236,29 +190,3 @@ def test_a_folder_that_cannot_be_made_is_the_cache_dirs_fault(tmp_path: Path) ->
     with pytest.raises(FieldOutOfRange, match="taken") as refused:
         MODEL.write(tmp_path / "taken" / "model.safetensors")
     assert refused.value.param == "cache_dir"
-
-
-def drop(file: WeightFile, name: str) -> bool:
-    """Have the system forget the file's pages; returns whether it has forgotten those of the part. It does when no
-    process has to do with them any more.
-    """
-    os.fsync(file.fileno())
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        if not file.is_cached(name):
-            return True
-        time.sleep(0.01)
-    return False
-
-
-def test_what_was_read_is_in_memory_until_the_system_drops_it(path: Path) -> None:
-    file = MODEL.write(path)
-    name = "bundle.1"
-    file.check()
-    assert file.is_cached(name)
-    if not drop(file, name):
-        pytest.skip("the file system of temporary files keeps them in memory")
-    file.check()
-    assert file.is_cached(name)
-    file.close()

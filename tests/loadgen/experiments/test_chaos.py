@@ -1,7 +1,6 @@
 """`loadgen chaos`: faults and which errors they explain, agents that find what is wrong, and a cluster under faults."""
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -73,7 +72,6 @@ def test_an_error_is_expected_only_while_a_fault_lasts_and_no_fault_explains_a_b
 PLAN = ChaosPlan()
 LOST: Row = {"second": 5.0, "agent": "agent-1", "action": "turn", "error": "ServerError 500", "message": "a bug"}
 WRONG: Row = {"second": 5.0, "agent": "agent-1", "position": 3, "answer": "(1, 2)", "the twin's": "(1, 3)"}
-GROWTH = "growth of resident memory from minute 10 on, up or down"
 
 
 def outcomes(findings: Findings) -> dict[str, Outcome]:
@@ -93,18 +91,6 @@ def outcomes(findings: Findings) -> dict[str, Outcome]:
 def test_a_calm_hour_meets_every_target_and_each_can_be_missed(missed: set[str], changed: dict[str, Any]) -> None:
     found = outcomes(replace(calm(), **changed))
     assert {name for name, outcome in found.items() if outcome is not Outcome.MET} == missed
-
-
-@pytest.mark.parametrize(
-    ("first", "last", "outcome"),
-    [(1000, 1010, Outcome.MET), (1000, 1030, Outcome.MISSED), (1030, 1000, Outcome.MISSED)],
-)
-def test_memory_must_be_flat_from_minute_10_on(first: int, last: int, outcome: Outcome) -> None:
-    findings, step = calm(), (last - first) / 300
-    warming = [(float(second), 10 * second) for second in range(0, 600, 10)]
-    later = [(600.0 + 10 * number, round(1e6 * (first + step * number))) for number in range(301)]
-    findings.samples = samples([*warming, *later])
-    assert outcomes(findings)[GROWTH] is outcome
 
 
 LAYERS = 4
@@ -127,17 +113,6 @@ async def found(
         stop.set()
         await running
     return findings
-
-
-@pytest.mark.long
-async def test_where_nothing_is_wrong_nothing_is_found(url: str, tmp_path: Path) -> None:
-    with serve() as twin:
-        findings = await found(url, twin, tmp_path)
-    assert findings.answers >= ENOUGH
-    assert (findings.wrong, findings.unexpected, findings.expected) == ([], [], {})
-    assert os.listdir(tmp_path) == []
-    async with AsyncDjinn(url) as djinn:
-        assert len([session async for session in djinn.sessions.list()]) == 1
 
 
 @pytest.mark.long

@@ -34,6 +34,11 @@ REFUSED = {
         ("--target a=http://me:secret@127.0.0.1:9", "the URL of target a must be without a user"),
         ("--target a=URL --context 9 --system-tokens 9", "--context must be above --system-tokens"),
         ("--target a=URL --output /dev/null/x", "cannot write to /dev/null/x"),
+        (f"--target {NOBODY} --rate nan", "--rate must be"),
+        (f"--target {NOBODY} --think 2:1", "think time"),
+        (f"--target {NOBODY} --burstiness 2", "--burstiness has no effect"),
+        (f"--target {NOBODY} --tool-think 1:2", "--tool-think has no effect"),
+        (f"--target {NOBODY} --trace a --think 5:15 --burstiness 1", "leave out --burstiness, --think: --trace"),
     ],
     "kv": [
         ("--target a=URL#tiny-llama", "this experiment is for Djinn servers"),

@@ -8,32 +8,16 @@ from typing import Any
 import pytest
 
 from client import Djinn, MemoryMap
-from client.models import DefaultSampling, Model
 from loadgen.cli import main
 from loadgen.errors import LoadgenError
 from loadgen.experiments.resume_latency.away import passer_lengths
-from loadgen.experiments.resume_latency.experiment import SAMPLES, ratios
-from loadgen.experiments.resume_latency.offload import OffloadFailed, Shape
-from loadgen.experiments.resume_latency.plan import Cell, Sample, Way
+from loadgen.experiments.resume_latency.experiment import SAMPLES
+from loadgen.experiments.resume_latency.plan import Way
 from tests.loadgen.experiments.conftest import result, sessions_on, value
 from tests.serving import serve
 
 LAYERS = 4
 AWAY = "samples of Djinn whose KV had left the device, and of which nothing was recomputed"
-
-
-def test_ratios_are_taken_within_a_repeat() -> None:
-    """Both are twice as slow in the second repeat: the ratio is the same, and has no spread."""
-    cell = Cell(64, 0)
-    samples = [
-        Sample(way, cell, repeats, repeats * seconds, None, None, 1024)
-        for repeats in (1, 2)
-        for way, seconds in ((Way.RECOMPUTE, 0.6), (Way.DJINN, 0.3), (Way.OFFLOAD, 0.1))
-    ]
-    for over, under, ratio in ((Way.RECOMPUTE, Way.DJINN, 2.0), (Way.DJINN, Way.OFFLOAD, 3.0)):
-        found = ratios(samples, cell, "standing_s", over, under)
-        assert found is not None
-        assert (found.low, found.median, found.high, found.count) == pytest.approx((ratio, ratio, ratio, 2))
 
 
 def server(url: str, device_tokens: int, host_tokens: int, policy: str = "signal") -> MemoryMap:
@@ -99,12 +83,3 @@ def test_every_way_back_to_every_place_is_timed_and_leads_to_transformers_tokens
     assert value(found, "next tokens that are those of Transformers") == 2
     assert value(found, AWAY) == 2 * LAYERS * REPEATS
     assert sessions_on(url) == []
-
-
-def test_a_model_of_another_shape_than_the_servers_is_refused(url: str, roomy_model: Path, tmp_path: Path) -> None:
-    sampling = DefaultSampling(temperature=1, top_p=1, top_k=0, min_p=0, repetition_penalty=1)
-    shape: Any = {"max_model_len": 512, "layers": 7, "hidden_size": 64, "root": "x", "parent": None}
-    served = Model(id="other", chat_format="hermes", default_sampling=sampling, **shape)
-    for folder, message in ((roomy_model, "not of the shape of the server's"), (tmp_path, "reading the shape of")):
-        with pytest.raises(OffloadFailed, match=message):
-            Shape.of(server(url, 1024, 4096), served, "float32", folder)

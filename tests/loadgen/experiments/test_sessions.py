@@ -8,18 +8,11 @@ import pytest
 
 from loadgen.cli import main
 from loadgen.experiments.density.rows import TURNS as TURN_ROWS
-from loadgen.experiments.whitebox.experiment import STEERED, TRIALS, WAITS, pair_windows, sign_test
-from loadgen.experiments.whitebox.plan import Window
+from loadgen.experiments.whitebox.experiment import STEERED, TRIALS, WAITS, sign_test
 from loadgen.report.report import Report
 from loadgen.targets.subject import HISTOGRAMS
 from tests.loadgen.experiments.conftest import result, sessions_on, value
 from tests.serving import serve
-
-
-def test_windows_are_compared_within_each_repeat() -> None:
-    speeds = ((0, False, 100.0), (0, True, 100.0), (1, True, 90.0), (1, False, 100.0), (2, True, 100.0))
-    windows = [Window(repeat, paused, (100,), tokens_per_s) for repeat, paused, tokens_per_s in speeds]
-    assert list(pair_windows(windows)) == [1.0, 0.9]
 
 
 @pytest.mark.parametrize(("pairs", "first", "last"), [(3, 1, 3), (8, 1, 8), (9, 2, 8), (20, 6, 15)])

@@ -10,12 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 from loadgen.cli import main
-from loadgen.experiments.weights.experiment import SAMPLES, figures_of, ratio
-from loadgen.experiments.weights.measuring import Seen
-from loadgen.experiments.weights.plan import Cell, Sample, Setup, Way, WeightsPlan
+from loadgen.experiments.weights.experiment import SAMPLES
+from loadgen.experiments.weights.plan import Setup, Way, WeightsPlan
 from loadgen.experiments.weights.sizes import ModelBytes, read_model_bytes
 from loadgen.peers.base import ServerSettings
-from loadgen.report.figures import Figure, Outcome
 from loadgen.rivals.double_buffer.__main__ import DoubleBuffer
 from loadgen.targets import TargetSpec
 from loadgen.targets.access import RunningTarget
@@ -23,47 +21,6 @@ from tests.loadgen.experiments.conftest import result, sessions_on, value
 from tests.openai.reference import Reference
 from tests.serving import serve
 from tests.test_settings import from_flags
-
-ONE = Cell(1)
-STREAMED_BYTES = 1000
-PLAIN = 4000.0
-"""Bytes a second of plain copies: those of a pass take a quarter of a second."""
-
-
-def sample(way: Way, first_s: float, tokens_per_s: float, repeat: int = 0, answer: str = "a") -> Sample:
-    """What a way had."""
-    bandwidth = None if way is Way.RESIDENT else STREAMED_BYTES * tokens_per_s
-    return Sample(way, ONE, repeat, first_s, tokens_per_s, bandwidth, answer)
-
-
-def seen(*samples: Sample) -> Seen:
-    """These samples."""
-    return Seen(list(samples), streamed_bytes={Way.STREAMED: STREAMED_BYTES}, device="cpu")
-
-
-def test_a_way_is_compared_within_a_repeat() -> None:
-    """The second repeat is of a machine half as fast, and the third has nothing to compare with."""
-    streamed = [sample(Way.STREAMED, *each) for each in ((1, 4, 0), (2, 2, 1), (9, 9, 2))]
-    found = seen(*streamed, sample(Way.ACCELERATE, 3, 2, 0), sample(Way.ACCELERATE, 6, 1, 1))
-    for measure, expected in (("first_s", 3.0), ("tokens_per_s", 2.0), ("bytes_per_s", 2.0)):
-        compared = ratio(found, ONE, measure, Way.ACCELERATE)
-        assert compared is not None
-        assert (compared.median, compared.low, compared.high, compared.count) == (expected, expected, expected, 2)
-    assert ratio(found, ONE, "first_s", Way.DOUBLE_BUFFER) is None
-
-
-@pytest.mark.parametrize(
-    ("rates", "outcome"),
-    [((3.6,), Outcome.MET), ((3.5,), Outcome.MISSED), ((3.5, 3.4, 3.9), Outcome.UNDECIDED), ((), Outcome.UNKNOWN)],
-)
-def test_bandwidth_is_held_against_plain_copies(rates: tuple[float, ...], outcome: Outcome) -> None:
-    found = seen(
-        *(sample(Way.STREAMED, 1, rate, repeat) for repeat, rate in enumerate(rates)),
-        *(Sample(Way.PLAIN, ONE, repeat, bytes_per_s=PLAIN) for repeat in range(3)),
-    )
-    figure: Figure = figures_of(WeightsPlan(batches=(1,)), found)[0]
-    assert (figure.name, figure.by) == ("bandwidth over that of plain copies", {"sessions": "1 session"})
-    assert figure.outcome is outcome
 
 
 def test_a_pass_needs_all_but_an_embedding_that_is_only_looked_up(roomy_model: Path, tmp_path: Path) -> None:

@@ -1,11 +1,8 @@
 """Servers of peers: up for a block or until they are told to stop, and then gone with all of their processes."""
 
-import json
-import os
 import re
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,20 +88,6 @@ def test_what_cannot_start_says_why(settings: ServerSettings) -> None:
     with pytest.raises(ServerFailedError, match=r"ended with status 1; the end of \S+fake.log:\nno such model"):
         background.start(FakePeer(DIES), settings, None)
     assert background.running(PEER) is None
-
-
-STRANGER = json.dumps({"pid": os.getpid(), "created_s": time.time() - 3600, "url": "http://127.0.0.1:9"})
-"""Names this very process, but another start time."""
-
-
-@pytest.mark.parametrize("text", [pytest.param(STRANGER, id="stranger"), "{}"])
-def test_a_note_about_another_process_or_nothing_is_none(cache: Path, text: str) -> None:
-    note = cache / "running/fake.json"
-    note.parent.mkdir(parents=True)
-    note.write_text(text)
-    with pytest.raises(LoadgenError, match="fake is not running"):
-        background.stop(PEER)
-    assert not note.exists()
 
 
 # `python -m loadgen peers`.

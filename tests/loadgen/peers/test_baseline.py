@@ -84,16 +84,3 @@ async def test_its_tokenizer_is_that_of_the_model_and_the_load_generator_underst
     dialect = await find_dialect(served.spec, "model", transport)
     await transport.close()
     assert dialect == OpenAIDialect("model", {"return_token_ids": True})
-
-
-def test_what_it_cannot_do_it_refuses(served: Served) -> None:
-    body = {"model": "model", "prompt": PROMPTS[0], "max_tokens": 2}
-    cases: list[tuple[dict[str, Any], int, str]] = [
-        ({"model": "gpt-9"}, 404, "no model gpt-9, only model"),
-        ({"max_tokens": CONTEXT}, 400, f"3 and {CONTEXT} tokens do not fit in {CONTEXT}"),
-        ({"prompt": [VOCABULARY]}, 400, f"{VOCABULARY} is not a token"),
-        ({"logprobs": 3}, 422, "logprobs"),
-    ]
-    for changed, status, words in cases:
-        answer = httpx.post(f"{served.url}/v1/completions", json={**body, **changed})
-        assert (answer.status_code, words in answer.text) == (status, True)

@@ -1,7 +1,6 @@
 """What each peer is started with."""
 
 import argparse
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +15,8 @@ from loadgen.peers.llamacpp import SLOTS
 from loadgen.peers.llamacpp_source import LlamaCppSource
 from loadgen.peers.registry import find_peer
 from loadgen.peers.vllm_environment import needed_requirements
-from loadgen.processes.calibration import calibrate
 from loadgen.processes.launch import Launch
-from loadgen.report.origin import Server
-from loadgen.targets import TargetSpec
-from tests.loadgen.peers.conftest import CORES, BeOn, remember
+from tests.loadgen.peers.conftest import BeOn
 
 REFUSES = "import sys; sys.exit('Model LlamaForCausalLM is not supported')"
 
@@ -56,41 +52,29 @@ def test_djinn_with_its_policies_and_for_agents_with_tools(settings: ServerSetti
     assert find_peer("djinn+tools").served_model == "model+tools"
 
 
-@pytest.mark.long
-def test_djinn_serves_the_checkpoint_that_a_folder_was_made_of(
-    settings: ServerSettings, cache: Path, model: Path, tmp_path: Path
-) -> None:
-    remember(cache.parent, model, "bfloat16")
-    stored = tmp_path / "stored"
-    stored.mkdir()
-    (model / "checkpoint").symlink_to(stored)
-    best = replace(settings, dtype="auto")
-    assert flags("djinn", best)["--model"] == str(model / "checkpoint")
-    assert flags("djinn", settings)["--model"] == str(model)
-    stored.rmdir()
-    assert flags("djinn", best)["--model"] == str(model)
-
-
 # Data types.
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("slow", "fast"), [("bfloat16", "float32"), ("float32", "bfloat16")])
-def test_servers_made_of_pytorch_get_the_fastest_type_and_djinn_multiplies_in_it(
-    slow: str, fast: str, on_gpu: BeOn, cache: Path, model: Path
+def test_servers_made_of_pytorch_get_the_type_that_is_measured_to_be_the_fastest(
+    on_gpu: BeOn, cache: Path, model: Path, tmp_path: Path
 ) -> None:
+    """Of a checkpoint that a folder was made of too, and again where the note of it is damaged."""
     on_gpu(False)
-    remember(cache.parent, model, slow)
+    (model / "config.json").write_text('{"hidden_size": 64, "intermediate_size": 128}')
+    (model / "checkpoint").symlink_to(tmp_path)
     settings = read(["--model", str(model)])
-    for peer in ("vllm", "transformers"):
-        assert flags(peer, settings)["--dtype"] == fast
-    assert flags("djinn", settings)["--dtype"] == "auto"
-    assert flags("djinn", settings).get("--matmul-precision") == (None if fast == "float32" else fast)
-    assert "--matmul-precision" not in flags("djinn", replace(settings, dtype="float32"))
-    calibration = launched("djinn", settings).calibration
-    assert calibration is not None
-    assert calibration.dtype == fast
-    assert Server.of(replace(TargetSpec("a", "http://b", "c"), calibration=calibration)).calibration == calibration
+    for content in (None, "{}"):
+        for note in (cache.parent / "calibration").glob("*") if content else ():
+            note.write_text(content or "")
+        calibration = launched("djinn", settings).calibration
+        assert calibration is not None
+        assert all(min(seconds) > 0 for seconds in calibration.seconds.values())
+        for peer in ("vllm", "transformers"):
+            assert flags(peer, settings)["--dtype"] == calibration.dtype
+    ours = flags("djinn", settings)
+    assert (ours["--dtype"], ours["--model"]) == ("auto", str(model / "checkpoint"))
+    assert ours.get("--matmul-precision") == (None if calibration.dtype == "float32" else calibration.dtype)
 
 
 def test_a_gpu_is_given_bfloat16_unmeasured(on_gpu: BeOn, model: Path) -> None:
@@ -107,20 +91,6 @@ def test_a_type_that_is_given_is_everybodys(model: Path) -> None:
         assert flags(peer, settings)["--dtype"] == "float16"
         assert launched(peer, settings).calibration is None
     assert read(["--model", str(model), "--dtype", "auto"], "float16").dtype == "auto"
-
-
-@pytest.mark.long
-def test_another_processor_is_measured_anew_and_so_is_what_a_damaged_note_was_of(
-    cache: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    remember(cache.parent, model, "float32")
-    [note] = (cache.parent / "calibration").iterdir()
-    note.write_text("{}")
-    calibrate(model, CORES)
-    assert all(min(seconds) > 0 for seconds in json.loads(note.read_text())["seconds"].values())
-    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
-    assert calibrate(model, CORES).flags[-1] == "aten_default"
-    assert len(list((cache.parent / "calibration").iterdir())) == 2
 
 
 # vLLM.
