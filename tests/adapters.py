@@ -9,9 +9,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 
-def make_adapter(base: Path, folder: Path, seed: int = 1, **changed: Any) -> Any:
+def make_adapter(base: Path, folder: Path, seed: int = 1, loads: Any = AutoModelForCausalLM, **changed: Any) -> Any:
     """Have PEFT write an adapter with random factors for the model in `base`; returns the merged model."""
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model = loads.from_pretrained(base, dtype=torch.float32)
     fields = {"r": 4, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
     torch.manual_seed(seed)
     with warnings.catch_warnings():

@@ -353,6 +353,11 @@ class Breakpoint:
         return self.action is Action.PAUSE or (self.probe is not None and self.probe.then is Then.PAUSE)
 
     @property
+    def may_run_again(self) -> bool:
+        """Whether a pass may run again, so that it pauses: it has to be run before it is known that it does."""
+        return self.may_pause and (self.gate is not None or self.probe is not None)
+
+    @property
     def tensors(self) -> list[TensorData]:
         """All that it keeps."""
         own = [] if self.probe is None else [self.probe.weights]

@@ -89,6 +89,7 @@ FAMILIES = {
         interleaved=True,
     ),
     "glm4": Family(("glm4",), {"head_dim": "attention.key_length"}, reads=False),
+    "lfm2": Family(("lfm2",)),
     "gpt-oss": Family(
         ("gpt_oss",),
         {
@@ -320,7 +321,7 @@ def _of_each(name: str, whole: GgufTensor) -> dict[str, GgufTensor]:
 
 def _entry(tensor: ReaderTensor, file: int, name: str, shape: tuple[int, ...], heads: int, added: float) -> GgufTensor:
     found = tuple(int(length) for length in reversed(tensor.shape))
-    if found != shape:
+    if found != shape and (found != (shape[0], *shape[2:]) or shape[1] != 1):  # a convolution's has no axis of 1
         raise ValueError(f"{name} is {found}, must be {shape}")
     offset, nbytes = int(tensor.data_offset), int(tensor.n_bytes)
     return GgufTensor(tensor.tensor_type.name, shape, offset, nbytes, heads, file, added)

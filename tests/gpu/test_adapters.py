@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from app.domain.errors import AdapterMissing, AdaptersFull, BadAdapter, WrongState
-from app.domain.values import KVPolicy, LoadedAdapter, Phase, SessionId
+from app.domain.values import KVBudget, KVPolicy, LoadedAdapter, Phase, SessionId
+from app.gpu.startup.loader import load_engine
 from app.gpu.weights.adapters import CONFIG, WEIGHTS
 from app.messages import Export, Import, ImportedKV, LoadAdapter, Open, Restored, Rewind, Token, UnloadAdapter
-from app.model_store.resolve import ResolvedModel
+from app.model_store.resolve import ResolvedModel, resolve
 from tests.adapters import make_adapter
 from tests.gpu.breakpoints.breaking import BreakDriver
-from tests.gpu.driving import BLOCK, GREEDY
-from tests.gpu.models.oracle import tiny_config
+from tests.gpu.driving import BLOCK, GREEDY, cpu_settings
+from tests.gpu.models.oracle import CASES, build_model, save_model, tiny_config
 from tests.gpu.oracle import greedy_after, greedy_tokens
 from tests.gpu.tiny_engine import make_engine, model, oracle, prompt
 
@@ -126,6 +128,20 @@ def test_a_session_with_an_adapter_pauses_forks_parks_and_rewinds(
     driver.do(UnloadAdapter(driver.ticket(), driver.load(folder).digest))
     with pytest.raises(AdapterMissing):
         driver.turn(session, [1], 1)
+
+
+def test_an_adapter_of_the_text_model_beside_one_that_sees_images(tmp_path: Path) -> None:
+    """PEFT's names say which is which. The text model folds, too."""
+    seeing = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 48, "num_heads": 2}
+    config = AutoConfig.for_model("qwen3_5", text_config=CASES["qwen3_5"], vision_config=seeing)
+    base = save_model(build_model(config, AutoModelForImageTextToText), tmp_path / "base")
+    modules = r".*language_model.*\.(q_proj|in_proj_qkv|out_proj)"
+    merged = make_adapter(base, tmp_path / "adapter", 1, AutoModelForImageTextToText, target_modules=modules)
+    room = {"kv_policy": KVPolicy.NONE, "max_step_tokens": 16, "kv_device": KVBudget(bytes=1 << 22)}
+    settings = cpu_settings(**room, kv_host=KVBudget(bytes=0))
+    driver = AdapterDriver(load_engine(resolve(str(base), cache_dir=tmp_path), settings))
+    turn = driver.turn(driver.open_with(driver.load(tmp_path / "adapter").digest), range(3, 22), COUNT)
+    assert turn.tokens == greedy_tokens(merged, [*range(3, 22)], COUNT)
 
 
 def test_kv_on_disk_is_of_one_adapter(model: ResolvedModel, adapters: list[tuple[Path, Any]], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import torch
 
-from app.domain.breakpoints import Action, Edit, EditOp, Until
+from app.domain.breakpoints import Action, Edit, EditOp, Gate, Until
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import KVBudget, KVPolicy, Phase, SessionId, StopRule, Tier
 from app.gpu.startup.loader import load_engine
@@ -17,6 +17,7 @@ from app.messages import Export, Import, Open, Rewind, TurnFinished
 from app.model_store.resolve import ResolvedModel, resolve
 from tests.durability.restarting import generate, open_session
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
+from tests.gpu.breakpoints.breaking_oracle import data_of
 from tests.gpu.commands.test_transfers import ID, move
 from tests.gpu.driving import BLOCK, cpu_settings
 from tests.gpu.models.oracle import BY_ROWS, FOLDING, VOCAB, build_model, save_model, tiny_config
@@ -125,7 +126,8 @@ class Life:
 
     def pause(self, session: SessionId) -> None:
         """A turn that pauses at a layer of each pass, with others' turns, moves, a fork or the end between."""
-        self.driver.arm(session, self.chance.randrange(3))
+        always = Gate(data_of(torch.zeros(self.driver.runner.stack.hidden_size)), below=1.0)  # the pass runs again
+        self.driver.arm(session, self.chance.randrange(3), gate=self.chance.choice([None, always]))
         turn, history = self.say(session), self.histories[session]
         self.driver.settle(turn)
         while turn.paused and (what := self.chance.random()) < 0.9:

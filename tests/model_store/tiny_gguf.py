@@ -106,10 +106,12 @@ def write_gguf(
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
     else:
         writer.add_feed_forward_length(config.intermediate_size)
-        writer.add_head_count_kv(config.num_key_value_heads)
+        kinds = getattr(config, "layer_types", None) if config.model_type == "lfm2" else None
+        heads = config.num_key_value_heads
+        writer.add_head_count_kv([heads * (kind != "conv") for kind in kinds] if kinds else heads)
         writer.add_key_length(getattr(config, "head_dim", config.hidden_size // config.num_attention_heads))
         writer.add_rope_freq_base(_rope(config)["rope_theta"])
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.norm_eps)
     if config.model_type == "llama":
         writer.add_rope_dimension_count(config.head_dim)
     _add_fields(writer, config)
@@ -183,6 +185,8 @@ def _add_fields(writer: GGUFWriter, config: Any) -> None:
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+    if kind == "lfm2":
+        writer.add_shortconv_l_cache(config.conv_L_cache)
     if kind == "glm4":
         writer.add_rope_dimension_count(int(config.head_dim * rope["partial_rotary_factor"]))
 
@@ -192,7 +196,7 @@ def _stored(name: str, values: np.ndarray, model_type: str) -> dict[str, np.ndar
     if model_type.startswith("gemma") and "norm" in name:
         return {name: values + 1}
     if ".experts." not in name:
-        return {name: values}
+        return {name: values[:, 0] if name.endswith("conv.conv.weight") else values}
     if model_type == "gpt_oss":
         values = values.swapaxes(1, 2) if values.ndim == 3 else values
         parts = [values[:, 0::2], values[:, 1::2]] if "gate_up" in name else [values]

@@ -351,7 +351,7 @@ class Runner:
         """None if memory is too short: an exception would keep the tensors of its frames until it is handled.
         `half_states` are what earlier cuts of rows that pause have left.
         """
-        step: LaunchedStep | None = None
+        step, states = None, None
         try:
             self._staging.begin()
             stack, graphs, put = self.stack, self._graphs, self._staging.put
@@ -364,7 +364,7 @@ class Runner:
             is_plain = decodes and len(requests) == len(rows)
             if is_plain and not [1 for row in rows if (path := row.path).steps or path.lo or path.hi != layers]:
                 batch = self._batches.place(rows, put)
-                states = RowStates(self.pool, rows, half_states, put) if self._folds else None
+                states = RowStates(self.pool, rows, half_states, put, plain=True) if self._folds else None
                 self._staging.send()
                 token_ids = token_ids if index is None else token_ids[index]
                 if states is not None:
@@ -393,7 +393,7 @@ class Runner:
                 if graphs is not None and not forward.replayed:
                     graphs.record_due()
         except Exception as error:
-            if not is_out_of_memory(error):
+            if not is_out_of_memory(error) or (states is not None and states.in_place):
                 raise
             if step is not None:
                 step.abandon()
@@ -430,10 +430,22 @@ class RowStates:
 
     A row that pauses leaves those in the pool as they are. What layers below have left goes with its checkpoint, and
     comes back when the pass goes on.
+
+    On a CPU a plain step, whose rows have one token and run all layers, folds into those in the pool: there a copy of a
+    state takes as long as to fold a token. If memory is too short for such a step, its turns end.
     """
 
-    def __init__(self, pool: KVPool, rows: Sequence[Row], half_states: Mapping[Row, HostTensor], put: Put) -> None:
+    def __init__(
+        self,
+        pool: KVPool,
+        rows: Sequence[Row],
+        half_states: Mapping[Row, HostTensor],
+        put: Put,
+        *,
+        plain: bool = False,
+    ) -> None:
         """`half_states`: what earlier cuts of planned rows that pause have left."""
+        self.in_place = plain and pool.folds_in_place
         self._pool, self._rows, self._put, count = pool, rows, put, pool.state_blocks
         self._blocks = put(np.array([row.sequence.blocks[-count:] for row in rows], np.int64))
         begins = [place for place, row in enumerate(rows) if not row.first]
@@ -461,6 +473,10 @@ class RowStates:
 
     def read(self) -> None:
         """Launch reading them. A row without a past begins with zeros."""
+        if self.in_place:
+            if self._begins is not None:
+                self._pool.blocks[self._blocks[self._begins]] = 0
+            return
         self._words = self._pool.read_states(self._blocks, in_room=True)
         if self._begins is not None:
             self._words[self._begins] = 0
@@ -469,6 +485,8 @@ class RowStates:
 
     def give_all(self, batch: Batch) -> Batch:
         """The batch of all rows with their states, which layers change in place."""
+        if self.in_place:
+            return replace(batch, states=self._pool.blocks, state_blocks=self._blocks)
         return replace(batch, states=self._words.view(torch.uint8))
 
     def give(self, rows: tuple[int, ...], batch: Batch) -> Batch:
@@ -491,7 +509,7 @@ class RowStates:
 
     def write(self) -> None:
         """Launch writing those of rows that have run all layers."""
-        if self._ended is not None:
+        if self._ended is not None and not self.in_place:
             self._pool.write_states(self._blocks[self._ended], self._words[self._ended])
 
 

@@ -220,6 +220,8 @@ class RecordedLayers:
         prompts, blocks = -(-max_step_tokens // (PAGED_TOKENS + 1)), -(-max_model_len // pool.block_size)
         self._inputs = FixedBatch(tokens, MOST_SHORT + prompts, blocks, stack.device, pool.groups)
         self._given, self._arena = torch.empty(tokens, stack.hidden_size, dtype=stack.dtype), Arena()
+        self._alone = torch.arange(MOST_SHORT + prompts)[:, None]
+        """The block of each row whose state is in one of its own."""
         self._placed: tuple[Tensor, PlacedPrompts | None] | None = None
         """Positions of the batch that the inputs are of, and its prompts, which launches read."""
         # The one with the most tokens first: then the other needs no more memory.
@@ -257,8 +259,12 @@ class RecordedLayers:
             program.set("tokens", tokens)
             self._placed = batch.positions, self._place_prompts(program, recording, prompts) if prompts else None
         if batch.states is not None:
+            blocks = self._alone[: len(batch.states)] if batch.state_blocks is None else batch.state_blocks
             program.set("row_states", batch.states.data_ptr())
-            program.set("state_rows", len(batch.states))
+            program.set("state_bytes", batch.states.stride(0))
+            program.set("state_rows", len(blocks))
+            program.set("state_blocks", blocks.data_ptr())
+            program.set("state_blocks_stride", blocks.stride(0))
             program.set("state_decodes", batch.decodes)
             program.set("prompt_starts", 0 if batch.prompt_starts is None else batch.prompt_starts.data_ptr())
         if batch.taps is not None:  # of one layer
@@ -312,7 +318,8 @@ class RecordedLayers:
         recording.mark_boundary(hidden)
         if self._pool.state_room:  # each run says where its rows' states are; what stands for them is not touched
             states = torch.empty(len(batch.contexts), self._pool.state_room, dtype=torch.uint8)
-            batch = replace(batch, states=states, prompt_starts=torch.zeros(1, dtype=torch.int32))
+            starts = torch.zeros(1, dtype=torch.int32)
+            batch = replace(batch, states=states, state_blocks=self._alone, prompt_starts=starts)
         batches, group_of = batch.by_group(), self._pool.group_of
         try:
             for layer in range(self._stack.num_layers):

@@ -172,10 +172,13 @@ class KVCache:
 
     def _is_worth_keeping(self, sequence: TokenSequence) -> bool:
         """Whether the sequence may come back to the state that it has before its next tokens: that of a turn's
-        beginning, of its prompt's end, and one for every `state_every` tokens and at a branch, where others find it.
+        beginning, of its prompt's end, of a pass that may run again, and one for every `state_every` tokens and at a
+        branch, where others find it.
         """
         turn, computed = sequence.turn, sequence.computed
         if turn is not None and computed in (turn.cached_tokens, turn.prompt_tokens, turn.branch):
+            return True
+        if any(each.may_run_again for each in sequence.breakpoints.values()):
             return True
         last = sequence.marks[-1] if sequence.marks else 0
         return computed % self.hash_tokens == 0 and computed - last >= self.state_every
@@ -404,6 +407,13 @@ class KVCache:
                 pool.release(blocks[end - surplus : end])
                 del blocks[end - surplus : end]
                 sequence.fast_path_until = 0
+
+    def run_again(self, sequence: TokenSequence) -> None:
+        """Forget that tokens behind the computed ones have run: a state is of these too. It is the one before them
+        again, or else an earlier one, and what follows it is recomputed.
+        """
+        if self.pool.state_blocks:
+            self.uncompute(sequence, self._go_back(sequence, sequence.computed))
 
     def uncompute(self, sequence: TokenSequence, length: int) -> None:
         """Forget the KV of the tokens from position `length` on, in every tier; the history stays.

@@ -17,7 +17,7 @@ from app.gpu.device.hardware import zeroed
 from app.gpu.device.streams import PASSED, DeviceStreams, Event, Run, Stream
 from app.gpu.kernels.attention.base import columns_of
 from app.gpu.models.base import LayerStack
-from app.gpu.state.layer_state import UNDIVIDED, divide, keeps_tokens, state_bytes
+from app.gpu.state.layer_state import STATE_ALIGN, UNDIVIDED, FoldState, divide, keeps_tokens, state_bytes
 from app.gpu.state.moves import WHOLE_PASSES, HalfPass
 
 PIECE_BYTES = 16 << 20
@@ -75,6 +75,15 @@ class KVPool:
         word = next(word for word in _WORDS if block_bytes % word.itemsize == 0)
         self._words = self.data.view(torch.uint8).view(num_blocks, -1).view(word) if self.state_blocks else None
         self._room: Tensor | None = None
+        folding = [state for state in stack.states if isinstance(state, FoldState) and state.nbytes]
+        fits = [state.fits is not None and all(part_fits(block_bytes) for part_fits in state.fits) for state in folding]
+        self.folds_in_place = stack.device.type == "cpu" and block_bytes % STATE_ALIGN == 0 and all(fits)
+        """Whether layers can fold into states where they are, in `blocks`."""
+
+    @property
+    def blocks(self) -> Tensor:
+        """All of them, `[blocks, block bytes]` uint8: a view."""
+        return self.data.view(torch.uint8).view(len(self.data), -1)
 
     def layer(self, index: int) -> Tensor:
         """Layer `index` of every block of its group: `[blocks, 2, kv_heads, block_size, columns]`, a view. Of a layer

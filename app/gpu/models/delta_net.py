@@ -46,6 +46,7 @@ class GatedDeltaNet:
         """`name` is that of the layer. Raises FieldOutOfRange for numbers of heads that make no sense."""
         config, hidden, module = parts.config, parts.config.hidden_size, f"{name}.linear_attn"
         self._convolution, self._recurrence, _ = _state(config, parts.dtype, parts.first_state)
+        parts.state_fits.append(self._recurrence.fits)
         channels, heads, values = self._convolution.channels, self._recurrence.heads, self._recurrence.values
         if self._by_head:
             qkvz, ba = f"{module}.in_proj_qkvz", f"{module}.in_proj_ba"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -129,6 +129,8 @@ class Parts:
     sites: Sites
     first_state: int = 0
     """Where in the bytes of a row's state those of the layer begin."""
+    state_fits: list[Callable[[int], bool]] = field(default_factory=list)
+    """`FoldState.fits` of a layer that folds."""
     writers: dict[Point, tuple[Linear, float]] = field(default_factory=dict)
     """The output projections that write to the residual stream as they are, by the point before each, and what their
     results are multiplied by.
@@ -197,7 +199,7 @@ class OwnStack:
         kv_heads, self.head_dim = family.kv_shape(config)
         self.kv_heads = shard.share(kv_heads)
         self.dtype, self.device = weights.dtype, weights.device
-        self.states: Sequence[LayerState] = [self._state(family, config, index) for index in range(self.num_layers)]
+        self.states: list[LayerState] = [self._state(family, config, index) for index in range(self.num_layers)]
         self.max_model_len = max_model_len
         self._weights, self._shard, self.sites = weights, shard, Sites()
         tables = None if family.tables is None else family.tables(config, max_model_len, weights)
@@ -207,6 +209,9 @@ class OwnStack:
                 first = state_bytes(self.states[:index])
                 parts = Parts(family, config, source, shard, bundle, self.device, self.dtype, self.sites, first)
                 self._layers.append(family.layer(attention, tables, index, parts))
+                state = self.states[index]
+                if isinstance(state, FoldState):
+                    self.states[index] = replace(state, fits=parts.state_fits)
                 self._writers.append(parts.writers)
         layer_bytes = source.nbytes // self.num_layers
         self._positions = None

@@ -75,6 +75,7 @@ class Mamba2:
         module = f"{name}.{names.module}"
         has_bias, enters, leaves = (getattr(config, name) for name in names[5:8])
         self._convolution, self._recurrence, _ = _state(config, parts.dtype, parts.first_state)
+        parts.state_fits.append(self._recurrence.fits)
         heads, groups, channels = self._recurrence.heads, self._recurrence.key_heads, self._convolution.channels
         self._width = heads * self._recurrence.values
         sizes = [self._width, channels, heads]

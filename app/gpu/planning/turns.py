@@ -108,6 +108,7 @@ class Turns:
                 return None
             boundary = boundary_of(found.point, found.layer)
             turn.pause_at, turn.halted = (boundary, found.point, row.first, found.breakpoint), row.first
+            self._scheduler.cache.run_again(sequence)
             return []
         events = [] if stopped else self.advance(row, ())
         if sequence.turn is turn:

@@ -1,7 +1,7 @@
 """What a session keeps in a layer, as the model's stack declares it: one state for each layer."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
@@ -35,6 +35,10 @@ class FoldState:
 
     nbytes: int
     attention: TokenState | WindowState | None = None
+    fits: Sequence[Callable[[int], bool]] | None = field(default=None, compare=False)
+    """Of each of its parts that not all blocks suit, whether blocks of so many bytes do: then the layer folds into the
+    state where it is kept. None: it takes memory of its own.
+    """
 
 
 @dataclass(frozen=True, slots=True)

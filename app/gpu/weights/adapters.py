@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from app.domain.errors import AdaptersFull, BadAdapter
+from app.gpu.weights.source import LANGUAGE
 from app.machine.files import size
 from app.model_store.install import DAMAGED
 
@@ -96,6 +97,8 @@ def read_adapter(folder: Path, adaptable: Mapping[str, tuple[int, int]], room: i
         raise BadAdapter(f"{path} is no safetensors file: {error}") from error
     digest = hashlib.sha256(len(config_bytes).to_bytes(8, "little") + config_bytes)
     digest.update(data)
+    own = _in_file(tensors, adaptable)
+    adaptable = {name: adaptable[module] for name, module in own.items()}
     modules = dict[str, Factors]()
     for name in sorted(tensors):
         module = name.removeprefix(PREFIX).removesuffix(DOWN).removesuffix(UP)
@@ -110,7 +113,16 @@ def read_adapter(folder: Path, adaptable: Mapping[str, tuple[int, int]], room: i
             raise BadAdapter(f"{path} has no {PREFIX}{module}{DOWN}, which target_modules of {CONFIG} names")
     if not modules:
         raise BadAdapter(f"{path} has no tensors")
-    return StoredAdapter(digest.hexdigest(), modules)
+    return StoredAdapter(digest.hexdigest(), {own[name]: factors for name, factors in modules.items()})
+
+
+def _in_file(tensors: Iterable[str], adaptable: Iterable[str]) -> dict[str, str]:
+    """The modules by their names in the file: one that was trained beside models of other kinds, as of images, says of
+    each that it is the language model's.
+    """
+    found = next((each for name in tensors if (each := LANGUAGE.search(name.removeprefix(PREFIX)))), None)
+    at, said = (0, "") if found is None else (found.start(), found[0])
+    return {f"{module[:at]}{said}{module[at:]}": module for module in adaptable}
 
 
 def _read(path: Path, most: int, *, full: bool = False) -> bytes:

@@ -36,7 +36,7 @@ _TYPES = {
     "I32": torch.int32,
     "I64": torch.int64,
 }
-_LANGUAGE, _TEXT = re.compile(r"\blanguage_model\."), re.compile(r"\blanguage_model\.|^lm_head\.")
+LANGUAGE, _TEXT = re.compile(r"\blanguage_model\."), re.compile(r"\blanguage_model\.|^lm_head\.")
 """What stands in the names of a language model's tensors where a folder has other models too, and which those are."""
 _KINDS = {WeightsDtype.INT8: INT8, WeightsDtype.FLOAT8: FLOAT8}
 """Of blocks."""
@@ -203,7 +203,7 @@ class SafetensorsFolder(WeightSource):
             if not (folder / SINGLE).exists():
                 raise BrokenModel(f"{folder} has neither {SINGLE} nor {INDEX}", param="model")
             listed = dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
-        self._names = {_LANGUAGE.sub("", name, 1) if of_text else name: name for name in listed}
+        self._names = {LANGUAGE.sub("", name, 1) if of_text else name: name for name in listed}
         """What is stored, by the names that models ask for."""
         if of_text:
             self._names = {name: stored for name, stored in self._names.items() if _TEXT.search(stored)}

@@ -282,6 +282,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gemma3_text": {**_WINDOW, "num_hidden_layers": 7},
     "granite": {f"{name}_multiplier": 0.3 for name in ("attention", "embedding", "residual")} | {"logits_scaling": 2.0},
     "glm4": {"head_dim": 16, "attention_bias": True},
+    "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
     "gpt_oss": {**_EXPERTS, **_WINDOW, "num_local_experts": 4, "rope_parameters": {**_YARN, "truncate": False}},
 }
 

@@ -93,11 +93,15 @@ class Batch:
     prompt_starts: Tensor | None = None
     """`[prompts + 1]` int32: where the tokens of each row behind the decode rows begin, from 0 on, and their number."""
     states: Tensor | None = None
-    """`[rows, state bytes]` uint8: what folding layers remember of each row, which they replace, if there are any."""
+    """`[rows, state bytes]` uint8: what folding layers remember of each row, which they replace, if there are any; with
+    `state_blocks` those are `[blocks, block bytes]`.
+    """
     token_ids: Tensor | None = None
     """`[tokens]` int64, for layers that look at them. None where a layer is run by itself."""
     adapters: Sequence[tuple[Any, Any]] = field(default=(), kw_only=True)
     """Which tokens are of a session with a LoRA adapter: `models.adapters.Sites.rows`."""
+    state_blocks: Tensor | None = field(default=None, kw_only=True)
+    """`[rows, blocks]` int64, on a CPU: in which blocks of `states` each row's lie, one behind the other."""
     taps: Taps | None = field(default=None, kw_only=True)
     """Where something is to be done inside the one layer that the batch is for."""
     others: tuple[tuple[Tensor, Tensor], ...] = field(default=(), kw_only=True)

@@ -39,6 +39,11 @@ class Recurrence:
     first: int
     eps: float
 
+    def fits(self, block_bytes: int) -> bool:
+        """Whether each matrix lies in at most two of the blocks of a state, and each of its lines in one."""
+        line = self.values * torch.float32.itemsize
+        return block_bytes % line == 0 and self.first % line == 0 and block_bytes >= self.keys * line
+
     def read(self, states: Tensor) -> Tensor:
         """Its matrices in `states` `[rows, bytes]`, `[rows, heads * keys * values]` float32."""
         size = self.heads * self.keys * self.values * torch.float32.itemsize

@@ -47,7 +47,7 @@ def convolve(
     out = torch.empty(tokens, channels, dtype=torch.float32)
     _convolve(
         state_decodes=batch.decodes,
-        state_rows=len(states),
+        **_places(states, batch),
         channels=channels,
         taps=shape.taps,
         first=shape.first // x.element_size(),
@@ -78,7 +78,7 @@ def recur(
     out = z.new_empty(len(mixed), shape.heads * shape.values)
     _recur(
         state_decodes=batch.decodes,
-        state_rows=len(states),
+        **_places(states, batch),
         heads=shape.heads,
         group=shape.heads // shape.key_heads,
         keys=shape.keys,
@@ -91,7 +91,7 @@ def recur(
         gates=gates,
         rates=rates,
         time_bias=time_bias,
-        row_states=states.view(torch.float32),
+        row_states=states,
         prompt_starts=batch.prompt_starts,
         z=z,
         norm=norm,
@@ -115,7 +115,7 @@ def scan(
     out = torch.empty(len(mixed), shape.heads * shape.values, dtype=torch.float32)
     _scan(
         state_decodes=batch.decodes,
-        state_rows=len(states),
+        **_places(states, batch),
         heads=shape.heads,
         group=shape.heads // shape.key_heads,
         keys=shape.keys,
@@ -127,12 +127,18 @@ def scan(
         rates=rates,
         time_bias=time_bias,
         skips=skips,
-        row_states=states.view(torch.float32),
+        row_states=states,
         prompt_starts=batch.prompt_starts,
         z=z,
         out=out,
     )
     return out
+
+
+def _places(states: Tensor, batch: Batch) -> dict[str, Any]:
+    """Where each row's state is, as kernels take it."""
+    blocks = torch.arange(len(states))[:, None] if batch.state_blocks is None else batch.state_blocks
+    return {"state_rows": len(blocks), "state_bytes": states.stride(0), "state_blocks": blocks}
 
 
 @inlined
@@ -141,17 +147,25 @@ def _begin(row: Any, decodes: Any, starts: Any) -> Any:
     return row if row <= decodes else decodes + starts[row - decodes]
 
 
+@inlined
+def _at(blocks: Any, size: Any, place: Any) -> Any:
+    """Where in memory the number is that has this place in a row's state. Its `blocks` have `size` numbers each."""
+    return blocks[place // size] * size + place % size
+
+
 @parallel
 def _convolve(
     a: Any,
     state_decodes: int,
     state_rows: int,
+    state_bytes: int,
     channels: int,
     taps: int,
     first: int,
     x: Tensor,
     weight: Tensor,
     row_states: Tensor,
+    state_blocks: Tensor,
     out: Tensor,
     bias: Tensor | None = None,
     prompt_starts: Tensor | None = None,
@@ -162,14 +176,15 @@ def _convolve(
     """Draw channels of rows until none is left, the longest rows first."""
     parts: Any = -(-channels // _CHANNELS)
     biases: Any = bias
+    size: Any = state_bytes // row_states.itemsize
     while True:
         item = draw(a)
         if item >= state_rows * parts:
             return
         row: Any = state_rows - 1 - item // parts
+        blocks: Any = state_blocks[row * a.state_blocks_stride :]
         at = item % parts * _CHANNELS
         count = min(_CHANNELS, channels - at)
-        state: Any = row_states[row * a.row_states_stride + first + at :]
         begin = _begin(row, state_decodes, prompt_starts)
         end = _begin(row + 1, state_decodes, prompt_starts)
         for token in range(begin, end):
@@ -180,9 +195,14 @@ def _convolve(
                 before = token - taps + 1 + tap
                 factor: Any = weight[tap * channels + at :]
                 if before < begin:
-                    seen: Any = state[(before - begin + taps - 1) * channels :]
-                    for i in range(count):
-                        own[i] += widen(seen[i]) * widen(factor[i])
+                    kept: Any = first + (before - begin + taps - 1) * channels + at
+                    done = 0
+                    while done < count:  # where it goes on in another block
+                        part = min(count - done, size - (kept + done) % size)
+                        seen: Any = row_states[_at(blocks, size, kept + done) :]
+                        for i in range(part):
+                            own[done + i] += widen(seen[i]) * widen(factor[done + i])
+                        done += part
                 else:
                     given: Any = x[before * a.x_stride + at :]
                     for i in range(count):
@@ -192,15 +212,28 @@ def _convolve(
                     own[i] = logistic(own[i], own[i])
         for place in range(taps - 1):
             last = end - taps + 1 + place
-            target: Any = state[place * channels :]
-            if last < begin:
-                kept: Any = state[(last - begin + taps - 1) * channels :]
-                for i in range(count):
-                    target[i] = kept[i]
-            else:
-                new: Any = x[last * a.x_stride + at :]
-                for i in range(count):
-                    target[i] = new[i]
+            to: Any = first + place * channels + at
+            source: Any = first + (last - begin + taps - 1) * channels + at
+            new: Any = x[max(last, begin) * a.x_stride + at :]
+            done = 0
+            while done < count:
+                part = min(count - done, size - (to + done) % size)
+                target: Any = row_states[_at(blocks, size, to + done) :]
+                if last < begin:
+                    part = min(part, size - (source + done) % size)
+                    old: Any = row_states[_at(blocks, size, source + done) :]
+                    for i in range(part):
+                        target[i] = old[i]
+                else:
+                    for i in range(part):
+                        target[i] = new[done + i]
+                done += part
+
+
+def _line(builder: Any, key: Any, values: Any, column: Any, cut: Any, skip: Any) -> Any:
+    """Where a column's number of that key is in a matrix, `skip` numbers further on from key `cut` on."""
+    beyond = builder.select(builder.icmp_signed(">=", key, cut), skip, INT64(0))
+    return builder.add(builder.add(builder.mul(key, values), column), beyond)
 
 
 def _replace(
@@ -213,6 +246,8 @@ def _replace(
     query: Any,
     shrink: Any,
     change: Any,
+    cut: Any,
+    skip: Any,
 ) -> Any:
     """Some columns of a matrix `[keys, values]` shrink, and `change` times the key is added to them. Returns what the
     query reads there.
@@ -222,7 +257,7 @@ def _replace(
         total = builder.alloca(code.floats)
     builder.store(code.constant(code.floats, 0.0), total)
     with cgutils.for_range(builder, keys) as loop:
-        at = builder.add(builder.mul(loop.index, values), column)
+        at = _line(builder, loop.index, values, column, cut, skip)
         factor, asked = (code.spread(Lanes(builder).load(each, FLOAT, loop.index)) for each in (key, query))
         kept = builder.fmul(code.load(state, FLOAT, at), shrink)
         line = code.multiply_add(change, factor, kept)
@@ -231,10 +266,12 @@ def _replace(
     return builder.load(total)
 
 
-@instruction(types.void(*[types.int64] * 7, *[types.float32] * 4))
+@instruction(types.void(*[types.int64] * 9, *[types.float32] * 4))
 def _take_in(
     builder: Any,
     state: Any,
+    cut: Any,
+    skip: Any,
     keys: Any,
     values: Any,
     key: Any,
@@ -246,8 +283,9 @@ def _take_in(
     key_scale: Any,
     query_scale: Any,
 ) -> None:
-    """`take_in(state, keys, values, key, query, value, out, decay, beta, key_scale, query_scale)`: one token of the
-    delta rule, of a matrix `[keys, values]` at address `state`. All is float32; `out` may be at the address of `value`.
+    """`take_in(state, cut, skip, keys, values, key, query, value, out, decay, beta, key_scale, query_scale)`: one token
+    of the delta rule, of a matrix `[keys, values]` at address `state`, and from key `cut` on so many numbers further on
+    as `skip` says. All is float32; `out` may be at the address of `value`.
     """
     done = INT64(0)
     for lanes in _WIDTHS:
@@ -259,20 +297,23 @@ def _take_in(
         with cgutils.for_range_slice(builder, done, end, INT64(lanes)) as (column, _):
             builder.store(code.constant(code.floats, 0.0), total)
             with cgutils.for_range(builder, keys) as loop:
-                line = code.load(state, FLOAT, builder.add(builder.mul(loop.index, values), column))
+                line = code.load(state, FLOAT, _line(builder, loop.index, values, column, cut, skip))
                 factor = code.spread(Lanes(builder).load(key, FLOAT, loop.index))
                 builder.store(code.multiply_add(line, factor, builder.load(total)), total)
             known = builder.fmul(builder.fmul(builder.load(total), of_key), shrink)
             missing = builder.fmul(builder.fsub(code.load(value, FLOAT, column), known), rate)
-            found = _replace(code, state, keys, values, column, key, query, shrink, builder.fmul(missing, of_key))
+            change = builder.fmul(missing, of_key)
+            found = _replace(code, state, keys, values, column, key, query, shrink, change, cut, skip)
             code.store(builder.fmul(found, of_query), out, FLOAT, column)
         done = end
 
 
-@instruction(types.void(*[types.int64] * 7, *[types.float32] * 3))
+@instruction(types.void(*[types.int64] * 9, *[types.float32] * 3))
 def _add_in(
     builder: Any,
     state: Any,
+    cut: Any,
+    skip: Any,
     keys: Any,
     values: Any,
     key: Any,
@@ -281,19 +322,20 @@ def _add_in(
     out: Any,
     decay: Any,
     step: Any,
-    skip: Any,
+    through: Any,
 ) -> None:
-    """`add_in(state, keys, values, key, query, value, out, decay, step, skip)`: one token of a selective scan, of the
-    same: `step` times the value is added at the key. `skip` times the value is added to what the query reads.
+    """`add_in(state, cut, skip, keys, values, key, query, value, out, decay, step, through)`: one token of a selective
+    scan, of the same: `step` times the value is added at the key. `through` times it is added to what the query reads.
     """
     done = INT64(0)
     for lanes in _WIDTHS:
         code = Lanes(builder, lanes)
         end = builder.add(done, builder.and_(builder.sub(values, done), INT64(-lanes)))
-        shrink, rate, passed = map(code.spread, (decay, step, skip))
+        shrink, rate, passed = map(code.spread, (decay, step, through))
         with cgutils.for_range_slice(builder, done, end, INT64(lanes)) as (column, _):
             given = code.load(value, FLOAT, column)
-            found = _replace(code, state, keys, values, column, key, query, shrink, builder.fmul(given, rate))
+            change = builder.fmul(given, rate)
+            found = _replace(code, state, keys, values, column, key, query, shrink, change, cut, skip)
             code.store(code.multiply_add(given, passed, found), out, FLOAT, column)
         done = end
 
@@ -321,6 +363,7 @@ def _recur(
     a: Any,
     state_decodes: int,
     state_rows: int,
+    state_bytes: int,
     heads: int,
     group: int,
     keys: int,
@@ -334,6 +377,7 @@ def _recur(
     rates: Tensor,
     time_bias: Tensor,
     row_states: Tensor,
+    state_blocks: Tensor,
     z: Tensor,
     norm: Tensor,
     out: Tensor,
@@ -341,13 +385,18 @@ def _recur(
 ) -> None:
     """Draw heads of rows until none is left, the longest rows first."""
     of_key: Any = heads // group * keys
+    size: Any = state_bytes // 4
     while True:
         item = draw(a)
         if item >= state_rows * heads:
             return
         row: Any = state_rows - 1 - item // heads
         head: Any = item % heads
-        at = row * a.row_states_stride + first + head * keys * values
+        blocks: Any = state_blocks[row * a.state_blocks_stride :]
+        at: Any = first + head * keys * values
+        here = _at(blocks, size, at)
+        cut = min(keys, (size - at % size) // values)  # the other keys are in the next block
+        skip = _at(blocks, size, at + cut * values) - here - cut * values if cut < keys else 0
         for token in range(_begin(row, state_decodes, prompt_starts), _begin(row + 1, state_decodes, prompt_starts)):
             query_at: Any = token * width + head // group * keys
             key_at: Any = query_at + of_key
@@ -356,7 +405,9 @@ def _recur(
             beta = logistic(_ONE, widen(gate[head]))
             decay = _power(-rates[head] * _softplus(widen(gate[heads + head]) + widen(time_bias[head])))
             _take_in(
-                a.row_states + 4 * at,
+                a.row_states + 4 * here,
+                cut,
+                skip,
                 keys,
                 values,
                 a.mixed + 4 * key_at,
@@ -385,6 +436,7 @@ def _scan(
     a: Any,
     state_decodes: int,
     state_rows: int,
+    state_bytes: int,
     heads: int,
     group: int,
     keys: int,
@@ -397,19 +449,25 @@ def _scan(
     time_bias: Tensor,
     skips: Tensor,
     row_states: Tensor,
+    state_blocks: Tensor,
     z: Tensor,
     out: Tensor,
     prompt_starts: Tensor | None = None,
 ) -> None:
     """Draw heads of rows until none is left, the longest rows first."""
     of_values: Any = heads * values
+    size: Any = state_bytes // 4
     while True:
         item = draw(a)
         if item >= state_rows * heads:
             return
         row: Any = state_rows - 1 - item // heads
         head: Any = item % heads
-        at = row * a.row_states_stride + first + head * keys * values
+        blocks: Any = state_blocks[row * a.state_blocks_stride :]
+        at: Any = first + head * keys * values
+        here = _at(blocks, size, at)
+        cut = min(keys, (size - at % size) // values)  # the other keys are in the next block
+        skip = _at(blocks, size, at + cut * values) - here - cut * values if cut < keys else 0
         for token in range(_begin(row, state_decodes, prompt_starts), _begin(row + 1, state_decodes, prompt_starts)):
             value_at: Any = token * width + head * values
             key_at: Any = token * width + of_values + head // group * keys
@@ -417,7 +475,9 @@ def _scan(
             gate: Any = gates[token * a.gates_stride :]
             step = _softplus(widen(gate[head]) + widen(time_bias[head]))
             _add_in(
-                a.row_states + 4 * at,
+                a.row_states + 4 * here,
+                cut,
+                skip,
                 keys,
                 values,
                 a.mixed + 4 * key_at,
