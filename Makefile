@@ -10,7 +10,7 @@ DEV    := $(VENV)/.installed-dev
 DEMO   := --kv 6x800 --agents 12 --rate 0.2 --context 512 --turns 3 --think 10:20 --completion-tokens 48 \
 	--time-scale 0.2 --seed 1
 # The eighty agents, in real time, on a device that holds twenty.
-AGENTS := --kv 20x1024 --agents 80 --rate 0.2 --context 1024 --turns 6 --think 10:20 --seed 1
+EIGHTY := --kv 20x1024 --agents 80 --rate 0.2 --context 1024 --turns 6 --think 10:20 --seed 1
 
 # What Numba may compile for on a processor that could do more.
 AVX2   := +avx2,+avx,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt,+movbe,+sse4.2
@@ -26,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev model folder serve demo report test test-all test-clients test-frameworks test-agents test-browser test-wheel wheel-tests generate lint docs notebooks notebooks-write dist release image bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small soak soak-short gpu-check gpu-wheels gpu-rivals clean
+.PHONY: help setup setup-dev model folder serve demo report test test-all test-rare test-clients test-frameworks test-agents test-browser test-wheel wheel-tests generate lint docs notebooks notebooks-write dist release image bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small soak soak-short gpu-check gpu-wheels gpu-rivals clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -79,14 +79,18 @@ report: folder   ## every experiment small, in a quarter of an hour: report/inde
 test: model      ## run the tests
 	$(PYTEST) $(CORES)
 
-# CI has made it by then, beside lint.
+# CI has made the release by then, beside lint, and has agents run too where they can.
 RELEASE ?= release
+BESIDE  ?=
 
 # Playwright runs an event loop in each of its processes, and the tests of wheels share one environment in their order.
 test-all: setup-dev model $(RELEASE)  ## all that CI runs, next to lint and docs: twenty minutes
-	$(PYTEST) -m "not wheel and not browser and not agents" --hypothesis-profile full $(CORES)
+	$(PYTEST) -m "not wheel and not browser and not agents and not rare" --hypothesis-profile full $(CORES)
 	$(PYTEST) -m browser tests/browser $(CORES)
-	$(MAKE) --jobs 2 --output-sync=line wheel-tests bench-kernels-small soak-short
+	$(MAKE) --jobs 3 --output-sync=line soak-short wheel-tests $(BESIDE) bench-kernels-small
+
+test-rare: setup-dev model  ## tests of further devices, frameworks, generators and notebooks, which CI leaves out
+	$(PYTEST) -m rare $(CORES)
 
 test-clients: setup-dev  ## make clients from the OpenAPI document with standard generators, and run them
 	$(PYTEST) -m clients tests/clients
@@ -182,7 +186,7 @@ bench-agents: folder  ## eighty agents against Djinn under each policy, vLLM and
 	$(BIN)/python -m loadgen peers install vllm
 	$(BIN)/python -m loadgen peers install llamacpp
 	$(BIN)/python -m loadgen density --target djinn --target djinn+lru --target djinn+none --target vllm \
-		--target llamacpp $(AGENTS) --output benchmarks/results
+		--target llamacpp $(EIGHTY) --output benchmarks/results
 
 # The second run is without AVX-512: the same as the first where the processor has none.
 bench-kernels-small: setup  ## products of few layers, with all of the processor's instructions and without AVX-512

@@ -47,6 +47,25 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.import_plugin("tests.fixtures")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Have each process begin with some of the files that may take longest: else one is alone with them at the end.
+
+    Those are the files with a test that is given more time than the others. xdist deals the tests in equal parts, in
+    their order, and takes from the end of a part what another process is to do.
+    """
+    usual, count = float(config.getini("timeout")), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    slow = sorted({item.path for item in items if any(mark.args[0] > usual for mark in item.iter_markers("timeout"))})
+    others, left = [item for item in items if item.path not in slow], len(items)
+    dealt = list[pytest.Item]()
+    for worker in range(count):
+        first = [item for item in items if item.path in slow[worker::count]]
+        rest = max(0, left // (count - worker) - len(first))
+        dealt += first + others[:rest]
+        others, left = others[rest:], len(items) - len(dealt)
+    items[:] = dealt
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep the garbage collector off the modules and tests: to go through them takes longer than most tests."""
     gc.freeze()

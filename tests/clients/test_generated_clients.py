@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.clients import environments
-from tests.clients.environments import folder_of, run
+from tests.clients.environments import run
 from tests.processes import serve_process
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(480)]
@@ -39,18 +39,11 @@ SAID_OF_EVERY_DOCUMENT = ("OpenAPI 3.1 support is still in beta", "Failed to get
 
 
 def python_environment() -> Path:
-    """The environment's Python. The first call installs everything, which takes a minute."""
     return environments.python_environment(CACHE, "python", PYTHON_PACKAGES)
 
 
 def node_environment() -> Path:
-    """A folder whose `node_modules` has the generators for Node."""
-    folder = folder_of(CACHE, "node", NODE_PACKAGES)
-    with environments.making(folder) as is_missing:
-        if is_missing:
-            folder.mkdir(exist_ok=True)
-            run("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), *NODE_PACKAGES)
-    return folder
+    return environments.node_environment(CACHE, "node", NODE_PACKAGES)
 
 
 def openapi_python_client(document: Path, target: Path) -> None:
@@ -115,6 +108,7 @@ def test_openapi_generator_for_python(url: str, document: Path, tmp_path: Path) 
     run_program(python_environment(), PROGRAMS / "standard_python.py", tmp_path, url)
 
 
+@pytest.mark.rare
 @pytest.mark.skipif(shutil.which("npm") is None, reason="needs Node and npm")
 def test_generators_for_node(url: str, document: Path, tmp_path: Path) -> None:
     """TypeScript finds no error in the clients, nor in the programs that call them."""

@@ -62,12 +62,13 @@ SHOWN = {
     "which-head-moves-the-name": ("streams.clean > 1 > -1 > streams.corrupted", "heads.tables[0].best(1)[0][2] > 0.4"),
 }
 """Those that compute for more than a minute are run by `make notebooks` alone."""
+RARE = ("resume-or-recompute", "which-head-moves-the-name")
 
 
 @pytest.mark.long
 @pytest.mark.model
 @pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.rare] * (name in RARE)) for name in SHOWN])
 def test_a_notebook_shows_what_its_text_says(name: str) -> None:
     ran = execute(name, then=f"import json\nprint(json.dumps([bool(each) for each in ({', '.join(SHOWN[name])},)]))")
     assert json.loads(ran.cells[-1].outputs[0].text) == [True] * len(SHOWN[name])

@@ -10,6 +10,8 @@ import shlex
 import signal
 import subprocess
 import sys
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,7 @@ def test_every_benchmark_has_the_flags_that_the_pages_give_it() -> None:
 
 NAME = "smollm2-135m-instruct"
 LAYERS = 30
+MAKE_SERVE = f"serve .venv/bin/djinn serve --model {NAME}"
 SERVES = re.compile(r"^(make serve|\.venv/bin/djinn serve .*)$", re.MULTILINE)
 ALONE = [
     "docs/tutorials/agents-that-wait.md",
@@ -136,7 +139,6 @@ serve() {  # a page may begin with the server of the one before
 }
 make() {
     grep -q "^$1: " "$ROOT/Makefile"
-    if [ "$1" = serve ]; then exec .venv/bin/djinn serve; fi
 }
 once() {  # what another page runs too is run for the first of them
     local said; said=said-$(cksum <<< "$*" | tr ' ' -)
@@ -199,19 +201,21 @@ def follow(commands: str, folder: Path, model: Path, timeout_s: float) -> str:
 def script(page: str) -> str:
     """The page's commands; its variables are not there for the next page."""
     free = [block for block in blocks_of(page) if block.is_free]
-    commands = [_python(block.text) if block.language == "python" else _shell(block.text) for block in free]
+    runs = [(language, [block.text for block in blocks]) for language, blocks in groupby(free, attrgetter("language"))]
+    commands = [_python(texts) if language == "python" else "".join(map(_shell, texts)) for language, texts in runs]
     names = {name for block in free if block.language == "bash" for name in ASSIGNED.findall(block.text)}
     return "\n".join([f"page {page}", *commands, *(f"unset {name}" for name in sorted(names))])
 
 
-def _python(text: str) -> str:
-    return f"\"$PYTHON\" -W error - <<'PY'\n{text}PY\n"
+def _python(texts: list[str]) -> str:
+    """Each block begins anew, in one process: to import a client may take longer than what is done with it."""
+    return f"\"$PYTHON\" -W error - <<'PY'\nfor text in {texts}:\n    exec(text, {{'__name__': '__main__'}})\nPY\n"
 
 
 def _shell(text: str) -> str:
     text = text.replace("\\\n", " ").replace(f"{NOT_RUN}\n", "").replace("--target vllm", "--target djinn+none")
     text = text.replace("127.0.0.1:8001#MODEL", f"127.0.0.1:8000#{NAME}").replace("127.0.0.1:8001", "127.0.0.1:8000")
-    text = SERVES.sub(r"serve \1", text)
+    text = SERVES.sub(r"serve \1", text).replace("serve make serve", MAKE_SERVE)
     text = re.sub(r"--weights-device \d+MiB", "--weights-device 600KiB", text)
     return "".join(f"{_smaller(line)}\n" for line in text.splitlines())
 
@@ -242,7 +246,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(TIMEOUT_S + 60)
 @pytest.mark.parametrize("walk", [TOGETHER, ALONE], ids=["one server", "servers with flags"])
 def test_every_command_of_a_page_works_in_its_order(walk: list[str], model: Path, tmp_path: Path) -> None:
-    commands = [START, *(["serve make serve"] if walk is TOGETHER else []), *map(script, walk)]
+    commands = [START, *([MAKE_SERVE] if walk is TOGETHER else []), *map(script, walk)]
     printed = follow("\n".join(commands), tmp_path, model, TIMEOUT_S)
     for page in walk:
         said = printed.partition(f"== {page}\n")[2].partition("\n== ")[0]

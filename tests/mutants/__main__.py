@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PATCHES = Path(__file__).parent
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
-SEPARATE = "not clients and not frameworks and not browser and not wheel"
+SEPARATE = "not clients and not frameworks and not browser and not wheel and not rare"
 """Tests that install something or need a browser: none of the faults is theirs."""
 NO_TESTS = 5
 """pytest's exit status where all tests of the folders are `long`."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.clients.agents.scripted import SUBTASK, call
-from tests.clients.environments import folder_of, making, python_environment, run
+from tests.clients.environments import node_environment, python_environment
 
 CACHE = ".venv-agents"
 COMMANDS = [
@@ -43,15 +43,9 @@ class Agent:
 
     def programs(self) -> Path:
         """The folder of its programs. The first call installs it."""
-        folder = folder_of(CACHE, "python" if self.python else "npm", self.packages)
-        with making(folder) as is_missing:
-            if is_missing and self.python:
-                uv = str(python_environment(CACHE, "uv", ["uv"]).parent / "uv")  # in seconds, where pip takes minutes
-                run(uv, "venv", "--clear", "--python", self.python, str(folder))
-                run(uv, "pip", "install", "--python", str(folder), *self.packages)
-            elif is_missing:
-                run("npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), *self.packages)
-        return folder / ("bin" if self.python else "node_modules/.bin")
+        if self.python:
+            return python_environment(CACHE, "python", self.packages, python=self.python).parent
+        return node_environment(CACHE, "npm", self.packages) / "node_modules" / ".bin"
 
 
 def shell_loop(tool: str, argument: str, *more: str, **others: Any) -> list[str]:

@@ -127,6 +127,7 @@ def test_instructor(tiny: Served) -> None:
     assert found["attempts"] == 2
 
 
+@pytest.mark.rare  # it needs an environment of its own
 def test_litellm(tiny: Served) -> None:
     found = run_program("litellm_calls", tiny.url, tiny.model, requirements="requirements-litellm.txt")
     check_loop(found, ["user", "assistant", "tool", "assistant", "tool"])
@@ -138,7 +139,7 @@ def test_smolagents(tiny: Served) -> None:
     check_loop(found, ["weather", "clock", "final_answer"])
 
 
-@pytest.mark.agents  # its environment has 80 packages: only `make test-frameworks` makes it
+@pytest.mark.rare  # it needs an environment of its own
 def test_inspect_ai(tiny: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the client's own provider: what breakpoints see and change reaches the evaluation's outputs."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -21,6 +21,8 @@ from djinn import Djinn
 SHORT = GenerateConfig(temperature=0, max_tokens=8)
 SILENCE = {"layer": 2, "action": "edit", "edits": [{"op": "ablate"}]}
 STATES = {"layer": 1, "action": "capture", "when": {"pass": "prefill"}}
+with Djinn(sys.argv[1]) as server:  # another framework may have left some
+    before = {session.id for session in server.sessions.list()}
 samples = [Sample(input="What is the capital of France?", target="Paris"), Sample(input="And of Italy?", target="Rome")]
 
 with TemporaryDirectory() as folder:
@@ -59,7 +61,7 @@ for wrong in ({"layer": 1, "action": "pause"}, STATES):
         refused.append(str(error).partition(":")[0])
 weather(**call.arguments)
 with Djinn(sys.argv[1]) as server:
-    left = len(list(server.sessions.list()))
+    left = len({session.id for session in server.sessions.list()} - before)
 tell(
     plain=[each.completion for each in plain],
     watched=[each.completion for each in watched],
