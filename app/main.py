@@ -28,7 +28,7 @@ from app.cluster.forward import Forwarding
 from app.cluster.key import ClusterKey
 from app.cluster.membership import Membership
 from app.cluster.moves.bindings import Bindings
-from app.cluster.moves.doors import ClusterDoors
+from app.cluster.moves.talk import ClusterDoors
 from app.domain.errors import DjinnError, FieldOutOfRange
 from app.domain.values import NEUTRAL, KVPolicy, SamplingDefaults
 from app.engine_process.engine import EngineProcess
@@ -173,8 +173,7 @@ def middleware(
     doors: list[Middleware] = []
     forwarding: list[Middleware] = []
     if cluster is not None:
-        arrivals, ways = cluster.arrivals, cluster.prefill.ways
-        doors = [Middleware(ClusterDoors, cluster.fleet.here, cluster.key, cluster.hops.note, arrivals, ways)]
+        doors = [Middleware(ClusterDoors, cluster.hops, {**cluster.arrivals.ways, **cluster.prefill.ways})]
         forwarding = [Middleware(Forwarding, cluster.fleet, cluster.owners, cluster.hops, metrics.cluster_requests)]
     return [
         Middleware(RequestMiddleware, records=records),

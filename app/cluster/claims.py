@@ -11,15 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
 from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from app.cluster.key import ClusterKey
-from app.cluster.store import FLEET, JOURNAL, MEMBER, TOMB, Store
+from app.cluster.store import FLEET, JOURNAL, MEMBER, TOMB, FolderStore, Store
 from app.domain.errors import DirectoryAway, FieldOutOfRange
 from app.domain.memory_map import MemoryMap
 
@@ -36,7 +35,6 @@ SAY_AGAIN_S = 60.0
 def open_store(text: str) -> Store:
     """The store at the address of `--cluster`. Raises `FieldOutOfRange` for a malformed address."""
     from app.cluster.etcd import SCHEMES, EtcdStore  # httpx takes a moment to import
-    from app.cluster.folder import FolderStore
 
     scheme, _, rest = text.partition(":")
     if scheme == "folder" and rest:
@@ -49,8 +47,8 @@ def open_store(text: str) -> Store:
 
 
 class Load(msgspec.Struct, frozen=True):
-    """How busy a replica is. `kv_free` is the part of the device's KV that no session holds, 0 to 1, and `host_free`
-    that of host memory for KV. `turns` run or wait.
+    """How busy a replica is: the free parts, 0 to 1, of the device's KV and of host memory for KV, and the number of
+    turns that run or wait.
     """
 
     kv_free: float
@@ -59,7 +57,7 @@ class Load(msgspec.Struct, frozen=True):
 
     @classmethod
     def measured(cls, memory: MemoryMap) -> Load:
-        """The load of an engine with this memory. Without a host tier, no host memory is free."""
+        """The load of an engine with this memory."""
         free = 1 - memory.device.owned_bytes / max(1, memory.device.total_bytes)
         host = memory.host
         host_free = 1 - host.owned_bytes / host.total_bytes if host.total_bytes else 0.0
@@ -67,60 +65,55 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica says of itself."""
+    """What a replica says of itself. Others reach it at `url`, without a slash at its end. `journal` is its journal's
+    UUID, and `place` identifies the journal's file on this machine until that restarts (empty: it has no such id).
+    """
 
     name: str
     url: str
-    """Where the others reach it, without a slash at its end."""
     journal: str
-    """The UUID of its journal."""
     proof: str = ""
-    """Signs these three with the cluster's key: see `proven`."""
+    """Signs these three with the cluster's key. Clients' requests and keys go to that URL, so an entry without a proof
+    is ignored.
+    """
     place: str = ""
-    """Identifies the journal's file on this machine until that restarts; empty where the system has no such id."""
     role: str = "both"
     ready: bool = False
     """Whether it takes new work."""
     left: bool = False
     """Whether it ends, and all its sessions have gone to others."""
-    load: Load | None = None
+    load: Load = Load(0.0, 0)
 
+    def proven(self, key: ClusterKey) -> Member:
+        """The same member with a proof that it has the cluster's key."""
+        return replace(self, proof=key.sign(*self._stated))
 
-def proven(member: Member, key: ClusterKey) -> Member:
-    """The same member with a proof that it has the cluster's key. Clients' requests and keys go to the address in such
-    an entry. So an entry without proof, from a server with another key or from anybody who can write to the store, is
-    not used.
-    """
-    return replace(member, proof=key.sign(*_stated(member)))
+    def is_proven(self, key: ClusterKey) -> bool:
+        """Whether the member has proved that it has the key."""
+        return key.has_signed(self.proof, *self._stated)
 
-
-def is_proven(member: Member, key: ClusterKey) -> bool:
-    """Whether the member has proved that it has the key."""
-    return key.has_signed(member.proof, *_stated(member))
-
-
-def _stated(member: Member) -> tuple[bytes, ...]:
-    return (b"member", member.name.encode(), member.url.encode(), member.journal.encode())
+    @property
+    def _stated(self) -> tuple[bytes, ...]:
+        return (b"member", self.name.encode(), self.url.encode(), self.journal.encode())
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """The journal that a replica's name belongs to."""
+    """The journal that a replica's name belongs to.
+
+    `start` is how often the journal has been started in the cluster, orderly ends included, and `moves` how many
+    changes of homes it has seen at least: a copy has smaller numbers. `file` is the number of its file on its disk: a
+    copy has another. `attempt` is a word that was written to the journal before the claim: a replica that lost the
+    store's answer finds by it that its claim was taken. `ended`: its last server has ended in order; `left`: no session
+    was there at that end.
+    """
 
     journal: str
     start: int
-    """How often the journal has been started in the cluster, orderly ends included. A copy has an older number."""
     attempt: str
-    """A word that was written to the journal before the claim. A replica that lost the store's answer finds by it that
-    its claim was taken.
-    """
     moves: int = 0
-    """Changes of homes that the journal has seen, at least."""
     file: int = 0
-    """The number of the journal's file on its disk: a copy has another."""
     ended: bool = False
-    """Whether its last server has ended in order."""
     left: bool = False
-    """Whether no session was there at that end."""
 
 
 T = TypeVar("T", Member, Record)
@@ -132,47 +125,41 @@ def encode(value: Member | Record) -> str:
 
 
 def decode(kind: type[T], text: str) -> T:
-    """Read a value. Raises `DirectoryAway` for one that cannot be read, as nothing can be concluded from it."""
+    """Read a value. Raises `DirectoryAway` if it cannot be read: it tells nothing."""
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.MsgspecError as error:
         raise DirectoryAway(f"the cluster's store has an entry of another version: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
 class Roster:
     """All that the store knows about replicas, at one moment."""
 
-    members: Mapping[str, Member]
-    records: Mapping[str, Record]
-    texts: Mapping[str, str]
-    """The records as JSON, by name."""
-    tombs: frozenset[str]
-    """Journals that have been given up for good."""
-
-    @classmethod
-    async def read(cls, store: Store) -> Roster:
-        """Raises `DirectoryAway`."""
-        found = await store.read_all(FLEET)
+    def __init__(self, found: Mapping[str, str]) -> None:
+        """`found` are the entries below `FLEET`. Raises `DirectoryAway` for one that cannot be read."""
 
         def below(prefix: str) -> dict[str, str]:
             return {key.removeprefix(prefix): value for key, value in found.items() if key.startswith(prefix)}
 
-        members, texts = below(MEMBER), below(JOURNAL)
-        return cls(
-            members={name: decode(Member, text) for name, text in members.items()},
-            records={name: decode(Record, text) for name, text in texts.items()},
-            texts=texts,
-            tombs=frozenset(below(TOMB)),
-        )
+        self.members = {name: decode(Member, text) for name, text in below(MEMBER).items()}
+        self.texts = below(JOURNAL)
+        """The records as JSON, by name."""
+        self.records = {name: decode(Record, text) for name, text in self.texts.items()}
+        self.tombs = below(TOMB)
+        """Journals that have been given up for good."""
+
+    @classmethod
+    async def read(cls, store: Store) -> Roster:
+        """Raises `DirectoryAway`."""
+        return cls(await store.read_all(FLEET))
 
 
 async def claim(store: Store, name: str, mine: Record, place: str, key: ClusterKey) -> None:
     """Claim the name for this start of a journal, whose folder this process has locked.
 
-    Waits while the store is away, and until leases end of replicas that may be dead: of one with this name, and of
-    those with another cluster key. Raises `FieldOutOfRange` if the name belongs to another journal, if this journal is
-    an older version or a copy of the name's, or if a replica with this name or with another key is alive.
+    Waits while the store is away, and for the leases of replicas that may be dead: one with this name, and those with
+    another cluster key. Raises `FieldOutOfRange` if the name belongs to another journal, if this journal is older than
+    the name's or a copy of it, or if a replica with this name or with another key is alive.
     """
     entry = f"{JOURNAL}{name}"
     waits_since, told_at = time.monotonic(), -SAY_AGAIN_S
@@ -183,7 +170,7 @@ async def claim(store: Store, name: str, mine: Record, place: str, key: ClusterK
             is_mine = before is not None and before.attempt == mine.attempt
             if not is_mine:
                 _require_free(name, before, mine, roster.tombs, store.shown)
-            stranger = next((each for each in roster.members.values() if not is_proven(each, key)), None)
+            stranger = next((each for each in roster.members.values() if not each.is_proven(key)), None)
             # This process has the folder's lock: whoever had this very file on this machine is dead.
             if stranger is None and (other is None or (place and other.place == place)):
                 if is_mine:
@@ -210,7 +197,7 @@ async def claim(store: Store, name: str, mine: Record, place: str, key: ClusterK
             await asyncio.sleep(AGAIN_S)
 
 
-def _require_free(name: str, found: Record | None, mine: Record, tombs: frozenset[str], shown: str) -> None:
+def _require_free(name: str, found: Record | None, mine: Record, tombs: Container[str], shown: str) -> None:
     """Raise `FieldOutOfRange` if the name cannot go on with this journal."""
     why = None
     if mine.journal in tombs:
@@ -244,19 +231,15 @@ async def forget(store: Store, name: str) -> str:
     """Give up the journal of a replica that is gone for good: its sessions are lost, and the name is free again.
     Returns the journal's UUID. Raises `FieldOutOfRange` if the name is unknown, or its replica lives, `DirectoryAway`.
     """
-    record, text = await _of_the_dead(store, name)
-    await store.write(f"{TOMB}{record.journal}", name)  # first: the journal must not find its name free
-    await _replace(store, name, text, None)
-    return record.journal
+    return await _say_of_the_dead(store, name, is_lost=True)
 
 
 async def declare_ended(store: Store, name: str) -> None:
     """Record that a replica's server is dead, so that a copy of its folder may be started. Raises like `forget`."""
-    record, text = await _of_the_dead(store, name)
-    await _replace(store, name, text, encode(replace(record, ended=True)))
+    await _say_of_the_dead(store, name, is_lost=False)
 
 
-async def _of_the_dead(store: Store, name: str) -> tuple[Record, str]:
+async def _say_of_the_dead(store: Store, name: str, *, is_lost: bool) -> str:
     since = time.monotonic()
     while (found := (roster := await Roster.read(store)).members.get(name)) is not None:
         if time.monotonic() - since > PATIENCE_S:
@@ -265,9 +248,9 @@ async def _of_the_dead(store: Store, name: str) -> tuple[Record, str]:
     if (record := roster.records.get(name)) is None:
         known = ", ".join(sorted(roster.records)) or "none"
         raise FieldOutOfRange(f"the cluster knows no replica {name[:40]!r}; it knows: {known}", param="name")
-    return record, roster.texts[name]
-
-
-async def _replace(store: Store, name: str, before: str, after: str | None) -> None:
-    if not await store.swap(f"{JOURNAL}{name}", before, after):
+    if is_lost:
+        await store.write(f"{TOMB}{record.journal}", name)  # first: the journal must not find its name free
+    after = None if is_lost else encode(replace(record, ended=True))
+    if not await store.swap(f"{JOURNAL}{name}", roster.texts[name], after):
         raise FieldOutOfRange(f"{name} has been started meanwhile", param="name")
+    return record.journal

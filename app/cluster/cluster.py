@@ -1,4 +1,4 @@
-"""One server as a part of a cluster: what it tells the others, and all that it does with them."""
+"""This server as a part of a cluster: what it tells the others, and what it does with them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from app.cluster.hop import Hops
 from app.cluster.key import ClusterKey
 from app.cluster.membership import Membership, name_key, session_key
 from app.cluster.moves.arrivals import Arrivals
-from app.cluster.moves.balance import Balance
 from app.cluster.moves.bindings import Bindings
-from app.cluster.moves.calls import PeerCalls
 from app.cluster.moves.departures import Departures
-from app.cluster.moves.draining import Draining
+from app.cluster.moves.draining import Balance, Draining
+from app.cluster.moves.talk import PeerCalls
 from app.cluster.owners import Owners
 from app.cluster.prefill import Prefill
+from app.cluster.tasks import Tasks
 from app.domain.errors import DirectoryAway, DjinnError
 from app.domain.homes import home_of
 from app.openai.response_store import ResponseStore
@@ -52,21 +52,19 @@ class Cluster:
         settings: Settings,
     ) -> None:
         """`directory` is that of the tenants."""
-        self.key = key
         self.membership = membership
-        self.fleet = Fleet(membership.name, membership)
+        self.fleet = Fleet(membership.name, lambda: membership.members, (settings.host, settings.port))
         self.hops = Hops(self.fleet, key, membership.changed)
         self.owners = Owners(self.fleet, membership, self.hops, registry.table, bound, responses)
-        self.arrivals = Arrivals(registry, directory, bindings)
-        calls = PeerCalls(key, self.hops.wires)
-        self.departures = Departures(registry, self.fleet, calls, bindings, membership)
+        self._tasks, calls = Tasks(), PeerCalls(self.hops)
+        self.arrivals = Arrivals(registry, directory, bindings, self._tasks)
+        self.departures = Departures(registry, self.fleet, calls, bindings, membership, self._tasks)
         self.draining = Draining(registry, self.departures, self.fleet)
         self.prefill = Prefill(registry, self.fleet, calls, settings)
         self._balance = Balance(registry, self.departures, self.fleet) if settings.balance else None
         self._registry = registry
-        self._writing = set[asyncio.Task[None]]()
         registry.table.require_home = self.departures.require_home
-        bindings.on_adopted = self._has_come
+        bindings.on_adopted = lambda session: self._tasks.start(self._has_come(session))
         membership.held = self._held
         for state in State:
             registry.metrics.cluster_replicas.labels(state.value).set_function(partial(self._count, state))
@@ -77,20 +75,16 @@ class Cluster:
         Call this when all sessions are open.
         """
         async with self.membership, self.hops.watching():
-            work = [asyncio.create_task(self._tell(require_ready))]
+            self._tasks.start(self._tell(require_ready))
             if self._balance is not None:
-                work.append(asyncio.create_task(self._balance.run()))
+                self._tasks.start(self._balance.run())
             self.departures.settle_all()  # those that were leaving when the server ended
             self.prefill.start()
             try:
                 yield
-            finally:
-                for task in (*work, *self._writing):
-                    task.cancel()
-                await asyncio.gather(*work, *self._writing, return_exceptions=True)
-                await self.prefill.close()
-                await self.departures.close()
-                await self.arrivals.close()
+            finally:  # the journal has the state of moves
+                await self.prefill.tasks.close()
+                await self._tasks.close()
 
     async def _tell(self, require_ready: Callable[[], None]) -> None:
         """Keep telling the others how this replica is."""
@@ -127,13 +121,8 @@ class Cluster:
         if session.called is not None and not session.ephemeral:
             yield name_key(session.owner, session.called)
 
-    def _has_come(self, session: Session) -> None:
+    async def _has_come(self, session: Session) -> None:
         """Write to the store that a session has arrived: its former home may be away when somebody asks."""
-        task = asyncio.create_task(self._write(session))
-        self._writing.add(task)
-        task.add_done_callback(self._writing.discard)
-
-    async def _write(self, session: Session) -> None:
         for key in [session_key(session.id), *self._keys(session)]:
             while self._registry.table.find(session.id) is session:
                 try:

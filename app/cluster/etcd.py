@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import ssl
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
@@ -20,6 +21,7 @@ from app.cluster.store import Store
 from app.domain.errors import DirectoryAway, FieldOutOfRange
 
 SCHEMES = {"etcd": "http", "etcds": "https"}
+SERVER = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^][:/\s]+):[1-9][0-9]{0,4}")
 CONNECT_S, ANSWER_S = 1.0, 2.0
 ROOT = "djinn"
 NOT_FOUND, UNAUTHENTICATED = 5, 16
@@ -40,9 +42,12 @@ class EtcdStore(Store):
         user, has_password, password = login.partition(":")
         if login and not (user and has_password):
             raise _refusal("a user needs a password: etcd://USER:PASSWORD@HOST:PORT")
+        for host in hosts.split(","):
+            if not SERVER.fullmatch(host):
+                raise _refusal(f"{host[:100]!r} is no server of etcd: it needs HOST:PORT, such as 10.0.0.5:2379")
         self._login = {"name": unquote(user), "password": unquote(password)} if login else None
         self.shown = f"{parts.scheme}://{hosts}{parts.path}"
-        self._urls = [_url(SCHEMES[parts.scheme], host) for host in hosts.split(",")]
+        self._urls = [f"{SCHEMES[parts.scheme]}://{host}" for host in hosts.split(",")]
         self._root = f"{parts.path.strip('/') or ROOT}/"
         self._token: str | None = None
         self._lease: str | None = None
@@ -53,10 +58,6 @@ class EtcdStore(Store):
             trust_env=False,  # a proxy for the web is none for it
             timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
         )
-
-    async def read(self, key: str) -> str | None:
-        found = (await self._ask("kv/range", {"key": self._key(key)})).get("kvs", [])
-        return _text(found[0]["value"]) if found else None
 
     async def read_all(self, prefix: str, after: str = "", most: int = 0) -> dict[str, str]:
         asked = {**self._range(prefix), "limit": most, "sort_order": "ASCEND", "sort_target": "KEY"}
@@ -130,8 +131,8 @@ class EtcdStore(Store):
     async def _ask(self, path: str, body: Mapping[str, Any], *, with_login: bool = True) -> dict[str, Any]:
         """Ask one server after the other.
 
-        Returns the first answer; for an expired lease that has the `code` `NOT_FOUND`. Raises `DirectoryAway`. A change
-        may so be made twice, with the same value: the caller of a `swap` looks again.
+        Returns the first answer, which for an expired lease has the `code` `NOT_FOUND`. Raises `DirectoryAway`. A
+        change may be made twice, with the same value, so the caller of a `swap` looks again.
         """
         failure, urls = "no server", list(self._urls)
         while urls:
@@ -184,17 +185,6 @@ def _base64(text: str | bytes) -> str:
 
 def _text(encoded: str) -> str:
     return base64.b64decode(encoded).decode()
-
-
-def _url(scheme: str, host: str) -> str:
-    """Raises `FieldOutOfRange`."""
-    try:
-        parts = urlsplit(f"{scheme}://{host}")
-        if parts.hostname and parts.port:
-            return f"{scheme}://{host}"
-    except ValueError:
-        pass
-    raise _refusal(f"{host[:100]!r} is no server of etcd: it needs HOST:PORT, such as 10.0.0.5:2379")
 
 
 def _tls(parts: SplitResult) -> ssl.SSLContext | bool:

@@ -1,4 +1,4 @@
-"""The replicas of one cluster as one of them sees the others, and which of them is best for something new."""
+"""The replicas of the cluster as this server sees them, and which of them is best for a new session."""
 
 from __future__ import annotations
 
@@ -6,55 +6,53 @@ import enum
 import hashlib
 import math
 import time
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
 from urllib.parse import urlsplit
 
-from app.cluster.claims import Load, Member
+from app.cluster.claims import Member
 from app.domain.errors import ReplicaAway
 
 PLACED_COSTS = 0.02
-"""The part of a device's KV that a new session is assumed to need until the replica next reports its load."""
+"""How much of a device's KV a new session is assumed to need, until the replica reports its load again."""
 
 
-class Roster(Protocol):
-    """Who is in the cluster."""
-
-    @property
-    def members(self) -> Mapping[str, Member]:
-        """Those that are there, by name, this one among them."""
-        ...
+Members = Callable[[], Mapping[str, Member]]
+"""Tells who is in the cluster now, by name."""
 
 
 class State(enum.Enum):
-    """What is known of a replica."""
+    """What is known of a replica. One that `REFUSES` answers, but takes no new work: it drains, or has no engine."""
 
     READY = "ready"
     REFUSES = "refuses"
-    """It answers, but takes no new work: it drains, or its engine is started again."""
     AWAY = "away"
 
 
 class Replica:
     """One server: what it reports, and what this server has found out since."""
 
-    def __init__(self, name: str, roster: Roster, *, is_here: bool = False) -> None:
-        """`is_here`: it is this server, which is present whatever the store says."""
+    def __init__(self, name: str, members: Members, here: tuple[str, int] | None = None) -> None:
+        """`here` is the address of this server, which is present whatever the store says. None: it is another one."""
         self.name = name
         self.placed = 0
         """New sessions that were placed there since it last reported its load."""
-        self._roster = roster
-        self._is_here = is_here
-        self._last = roster.members.get(name) or Member(name=name, url="", journal="")
+        self._members = members
+        self._here = here
+        self._last = members().get(name) or Member(name=name, url="", journal="")
         self._away_until = -math.inf
 
     @property
     def seen(self) -> Member:
         """Its last report."""
-        now = self._roster.members.get(self.name)
+        now = self._members().get(self.name)
         if now is not None and now is not self._last:
             self._last, self.placed = now, 0
         return self._last
+
+    @property
+    def is_member(self) -> bool:
+        """Whether it holds its lease, as far as is known here."""
+        return self._here is not None or self.name in self._members()
 
     @property
     def state(self) -> State:
@@ -65,30 +63,15 @@ class Replica:
             return State.AWAY
         return State.READY if self.seen.ready else State.REFUSES
 
-    @property
-    def is_member(self) -> bool:
-        """Whether it holds its lease, as far as is known here."""
-        return self._is_here or self.name in self._roster.members
-
     def shun(self, seconds: float) -> None:
-        """Treat it as away for so many seconds, as it has not answered. 0 ends that."""
-        self._away_until = time.monotonic() + seconds
-
-    @property
-    def url(self) -> str:
-        """Without a slash at its end."""
-        return self.seen.url
+        """Treat it as away for that many seconds, as it has not answered; 0 ends that. This server is never away."""
+        self._away_until = time.monotonic() + seconds if self._here is None else -math.inf
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port."""
-        parts = urlsplit(self.url)
-        return parts.hostname or "", parts.port or 80
-
-    @property
-    def load(self) -> Load | None:
-        """How busy it is; None before its first report."""
-        return self.seen.load
+        """Host and port. This server may not reach itself at its URL."""
+        parts = urlsplit(self.seen.url)
+        return self._here or (parts.hostname or "", parts.port or 80)
 
     @property
     def takes_sessions(self) -> bool:
@@ -97,22 +80,21 @@ class Replica:
 
     @property
     def room(self) -> tuple[float, float, int]:
-        """What replicas are compared by for a new session: free KV, then free host memory, then turns ahead of it.
-        Where no session has KV on the device, host memory tells which has fewer of them.
+        """Compares replicas for a new session: by free KV, then by free host memory, then by turns ahead of it. Where
+        no session has KV on the device, host memory tells which replica has fewer sessions.
         """
-        if (load := self.load) is None:
-            return (0.0, 0.0, -self.placed)
+        load = self.seen.load
         return (load.kv_free - PLACED_COSTS * self.placed, load.host_free, -load.turns - self.placed)
 
 
 class Fleet:
     """All replicas that have been there since this server began. Used on the event loop only."""
 
-    def __init__(self, here: str, roster: Roster) -> None:
-        """`here` is the server's own name."""
+    def __init__(self, here: str, members: Members, address: tuple[str, int]) -> None:
+        """`here` is the server's own name, and `address` where it listens."""
         self.here = here
-        self.own = Replica(here, roster, is_here=True)
-        self._roster = roster
+        self.own = Replica(here, members, address)
+        self._members = members
         self._replicas = {here: self.own}
 
     def __iter__(self) -> Iterator[Replica]:
@@ -120,8 +102,8 @@ class Fleet:
         return iter([each for _, each in sorted(self._by_name().items())])
 
     def _by_name(self) -> dict[str, Replica]:
-        for name in self._roster.members.keys() - self._replicas.keys():
-            self._replicas[name] = Replica(name, self._roster)
+        for name in self._members().keys() - self._replicas.keys():
+            self._replicas[name] = Replica(name, self._members)
         return self._replicas
 
     @property
@@ -152,12 +134,12 @@ class Fleet:
         return replica
 
     def place(self, but: str | None = None, key: str | None = None) -> Replica:
-        """Where something new goes: to the replica with the most free KV; among equals, to this one.
+        """The replica for something new: the one with the most free KV, or this one among equals.
 
-        Replicas that only compute prompts come last, and the one called `but` is left out. If none takes new work, one
-        is returned that will say so. Raises `ReplicaAway` if none answers. With a `key`, each replica returns the same
-        one at each call, as long as that answers (rendezvous hashing). So a repeated request goes to the replica that
-        may have done it.
+        Replicas that only compute prompts come last, and the one called `but` is left out. If none takes new work, the
+        one that is returned will say so. Raises `ReplicaAway` if none answers. With a `key`, all replicas return the
+        same one at each call, as long as it answers (rendezvous hashing). So a repeated request goes to the replica
+        that may have done it.
         """
         answering = [each for each in self.answering if each.name != but]
         if not answering:

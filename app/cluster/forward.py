@@ -1,8 +1,9 @@
-"""Every replica is a door: it answers what is its own, and sends the rest one hop on, to the replica that has it.
+"""Every replica is a door: it answers requests for what it has, and sends all others one hop on, to the replica that
+has it.
 
-It comes behind the check of the key and the limits of bodies. A request is tried where its owner is believed to be.
-That replica, this one or another, answers it, or says that nothing was done because the session has moved or moves, or
-because it takes nothing new. Then the request goes to the next, as long as its body is kept.
+This runs after the check of the key and the limits of bodies. A request first goes where its owner is believed to be.
+That replica answers it, or says that it has done nothing: the session has moved or is moving, or the replica takes
+nothing new. Then the request goes to another replica, as long as its body is kept.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from enum import StrEnum
 from http import HTTPStatus
 
 from prometheus_client import Counter
@@ -20,9 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.cluster.fleet import Fleet
 from app.cluster.gather import Gathered
 from app.cluster.hop import Answer, Body, Gone, Hops, moved_to, not_done
-from app.cluster.owners import Owner, Owners
+from app.cluster.owners import OWNED, About, Owner, Owners, Target, is_turn, previous_response, target_of
 from app.cluster.sockets import Sockets
-from app.cluster.targets import OWNED, About, Target, is_turn, previous_response, target_of
 from app.cluster.wires import Headers as RawHeaders
 from app.domain.errors import DjinnError, ReplicaAway, ReplicaLost, ReplicaMoving
 from app.domain.homes import home_of
@@ -41,36 +40,19 @@ NOT_PASSED = frozenset({b"date", b"server", b"x-request-id", b"request-id"})
 """Headers that this server adds to every answer itself."""
 
 
-class Way(StrEnum):
-    """How a request came to its owner."""
-
-    HERE = "here"
-    """This replica has it."""
-    HOP = "hop"
-    """Another replica answered at the first try."""
-    FOLLOWED = "followed"
-    """A later replica answered, after the first one said where the session has moved."""
-    MOVING_ON = "moving_on"
-    """Not answered: the request could not follow a session that moves."""
-    AWAY = "away"
-    """Not answered: the owner is away."""
-    LOST = "lost"
-    """Not answered: the owner went away meanwhile."""
-
-
-FAILED = {ReplicaAway: Way.AWAY, ReplicaLost: Way.LOST, ReplicaMoving: Way.MOVING_ON}
-
-
+WAYS = HERE, HOPPED, FOLLOWED, MOVING_ON, AWAY, LOST = "here", "hop", "followed", "moving_on", "away", "lost"
+"""How a request came to its owner, or why it did not: `docs/reference/cluster.md` says what each means."""
+FAILED: dict[type[Exception], str] = {ReplicaAway: AWAY, ReplicaLost: LOST, ReplicaMoving: MOVING_ON}
 MOVED, MOVES, REFUSED = "moved", "moving", ("draining", "stalled")
-"""Why a replica has done nothing of a request: where the session is, or as it takes nothing new."""
+"""Why a replica has done nothing: the session has moved, it is moving, or the replica takes nothing new."""
 
 
 class Forwarding:
     """The middleware. Used on the event loop only."""
 
     def __init__(self, app: ASGIApp, fleet: Fleet, owners: Owners, hops: Hops, requests: Counter) -> None:
-        """`requests` counts them, by whether they start a turn, and by their `Way`."""
-        hops.inside = self.app = app
+        """`requests` counts them, by whether they start a turn, and by one of `WAYS`."""
+        self.app = app
         self.fleet = fleet
         self.owners = owners
         self.hops = hops
@@ -78,8 +60,8 @@ class Forwarding:
         self._gathered = Gathered(fleet, owners, hops)
         self._sockets = Sockets(app, self.named, owners, hops)
         for turn in ("yes", "no"):  # a series that begins with its first event has no rate of it
-            for way in Way:
-                self.requests.labels(turn, way.value)
+            for way in WAYS:
+                self.requests.labels(turn, way)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or one WebSocket."""
@@ -87,8 +69,8 @@ class Forwarding:
             await self.app(scope, receive, send)
             return
         is_socket = scope["type"] == "websocket"
-        target = Target(About.CALL) if is_socket else target_of(scope["method"], scope["path"])
-        if target.about is About.HERE:
+        target = (About.CALL, "") if is_socket else target_of(scope["method"], scope["path"])
+        if target[0] is About.HERE:
             await self.app(scope, receive, send)
             return
         has_begun = False
@@ -102,23 +84,29 @@ class Forwarding:
         try:
             if is_socket:
                 await self._sockets.serve(scope, receive, send_noted)
-            elif target.about is About.GATHERED:
+            elif target[0] is About.GATHERED:
                 await self._gathered.serve(scope, body, send_noted)
-            elif target.about is About.EVERY:
+            elif target[0] is About.EVERY:
                 await self._ask_every(scope, body, send_noted)
             else:
-                await _Errand(self, scope, target, body, send_noted).run()
+                await self._forward(scope, target, body, send_noted)
         except (DjinnError, Gone) as raised:
+            if type(raised) in FAILED and not is_socket:
+                self._count(scope, target, FAILED[type(raised)])
             error = body.refusal if isinstance(raised, Gone) else raised
             if error is None:
                 return
-            if has_begun:
-                _cut(scope, error)
-            else:
+            if not has_begun:
                 await error_response(error, scope)(scope, receive, send)
+                return
+            logger.warning("an answer is cut off: %s", error.message)
+            cut: Callable[[], None] | None = scope["state"].get("cut")
+            if cut is None:
+                raise error from None
+            cut()
 
     async def named(self, scope: Scope) -> Owner:
-        """The owner that a call's headers name. A call without is placed where there is room."""
+        """The owner that a call's headers name. A call that names none goes where there is room."""
         headers, owner = Headers(scope=scope), scope["state"]["owner"]
         names = headers.getlist(SESSION_HEADER)
         if not names and home_of(token := headers.get(TOKEN_HEADER, "")) is not None:
@@ -128,174 +116,151 @@ class Forwarding:
         return await self.owners.of_name(owner, names[0], scope)
 
     def placed(self, scope: Scope) -> Owner:
-        """An owner for something new. With an `Idempotency-Key`, the same as at the first try."""
+        """A replica for something new. With an `Idempotency-Key`, it is the same at each try."""
         key = Headers(scope=scope).get(IDEMPOTENCY_KEY)
         return Owner(self.fleet.place(key=None if key is None else f"{scope['state']['owner'] or ''} {key}"))
 
     async def _ask_every(self, scope: Scope, body: Body, send: Send) -> None:
-        """Have every replica do it, one after the other. Doing it twice does no harm. The answer is that of the first
-        replica that refuses, or of the last. A DELETE goes to all, whatever the others answer, as one may lack what
-        another has: 404 is the answer only if none had it. Raises `ReplicaAway` if one is away, as it would miss the
-        change.
+        """Ask every replica in turn; asking twice does no harm. The answer is that of the first replica that refuses,
+        or of the last. A DELETE goes to all, because one may lack what another has: it is 404 only if none had it.
+        Raises `ReplicaAway` if one is away and would miss the change.
         """
         await body.whole()
         others = sorted(self.owners.known - {self.fleet.here})
         replicas = [self.fleet.own, *(self.fleet.reachable(name) for name in others)]
-        is_delete, answers, lost = scope["method"] == "DELETE", list[tuple[Answer, bytes]](), None
+        is_delete, answers, lost = scope["method"] == "DELETE", list[tuple[Message, bytes]](), None
         for replica in replicas:
             try:
-                async with self.hops.asking(replica, scope, body) as answer:
-                    answers.append((answer, await answer.read()))
+                if replica is self.fleet.own:  # over a hop its body would count twice
+                    said = list[Message]()
+                    await self.app({**scope, "state": dict(scope["state"])}, body.again(), _keeper(said))
+                    answers.append((said[0], b"".join(each.get("body", b"") for each in said)))
+                else:
+                    async with self.hops.passing(replica, scope, body) as answer:
+                        answers.append((_start(answer), await answer.read()))
             except (ReplicaAway, ReplicaLost) as error:
                 if not is_delete:
                     raise
                 lost = error
-            if not is_delete and answers[-1][0].status >= HTTPStatus.BAD_REQUEST:
+            if not is_delete and answers[-1][0]["status"] >= HTTPStatus.BAD_REQUEST:
                 break
         if lost is not None:
             raise lost
-        answer, content = max(answers, key=lambda each: _weight(each[0].status)) if is_delete else answers[-1]
-        await send(_start(answer))
+        if is_delete:  # a refusal counts most, then a success, then 404
+            answers.sort(key=lambda each: (each[0]["status"] != HTTPStatus.NOT_FOUND, each[0]["status"]))
+        start, content = answers[-1]
+        await send(start)
         await send({"type": "http.response.body", "body": content})
 
+    async def _forward(self, scope: Scope, target: Target, body: Body, send: Send) -> None:
+        """Have a request answered by its owner, also if that changes meanwhile. Raises `Gone`, and the `DjinnError` for
+        the client: `ReplicaMoving` if the body cannot be sent again, or if the session returns to where it was.
+        """
+        fleet, owners, clock = self.fleet, self.owners, asyncio.get_running_loop().time
+        waits_until, wait_s, asked, refused = clock() + PATIENCE_S, FIRST_WAIT_S, set[str](), set[str]()
+        # Whether a replica has done nothing, and whether all have been asked who has the session.
+        is_followed = has_sought = False
+        # Why the last replica did nothing, and where the session has gone.
+        turned = list[tuple[str, str | None]]()
+        owner = await self._owner(scope, target, body)
+        asked.add(owner.replica.name)
 
-class _Errand:
-    """One request on its way to its owner, which alone may answer it, wherever it is by then."""
-
-    def __init__(self, door: Forwarding, scope: Scope, target: Target, body: Body, send: Send) -> None:
-        self._door = door
-        self._scope = scope
-        self._target = target
-        self._body = body
-        self._send = send
-        self._began = asyncio.get_running_loop().time()
-        self._wait_s = FIRST_WAIT_S
-        self._turned: tuple[str, str | None] | None = None
-        """Why the last replica did nothing, and where the session has gone."""
-        self._is_followed = self._has_sought = False
-        """Whether a replica has done nothing, and whether all have been asked who has the session."""
-        self._asked = set[str]()
-        self._refused = set[str]()
-        """Replicas that take nothing new."""
-
-    async def run(self) -> None:
-        """Get the request answered. Raises `Gone`, and the `DjinnError` that is to be the answer."""
-        try:
-            first = await self._find()
-            self._asked.add(first.replica.name)
-            owner = await self._try(first)
-            while owner is not None:
-                owner = await self._try(owner)
-        except (ReplicaAway, ReplicaLost, ReplicaMoving) as error:
-            self._count(FAILED[type(error)])
-            raise
-
-    def _count(self, way: Way) -> None:
-        if self._target.about in OWNED:
-            turn = "yes" if is_turn(self._scope["method"], self._scope["path"]) else "no"
-            self._door.requests.labels(turn, way.value).inc()
-
-    async def _find(self) -> Owner:
-        owners, scope, target = self._door.owners, self._scope, self._target
-        match target.about:
-            case About.SESSION:
-                return await owners.of_session(target.id, scope)
-            case About.RESPONSE:
-                return await owners.of_response(target.id, scope)
-            case About.FILES:
-                return await owners.of_files(scope["state"]["owner"])
-            case About.CREATE_RESPONSE if (previous := previous_response(await self._body.whole())) is not None:
-                return await owners.of_response(previous, scope)
-            case About.CREATE_RESPONSE | About.CALL:
-                return await self._door.named(scope)
-            case _:
-                return self._door.placed(scope)
-
-    async def _try(self, owner: Owner) -> Owner | None:
-        """Ask one replica. Passes its answer on, or returns whom to ask next."""
-        fleet, replica, self._turned = self._door.fleet, owner.replica, None
-        try:
-            if replica is fleet.own:
-                await self._door.app(self._scope, self._body.again(), self._unless_turned(owner))
+        def is_turned(status: int, headers: RawHeaders) -> bool:
+            """Whether an answer says that nothing was done, and another try makes sense. Else the client gets it."""
+            why, home, can_repeat = not_done(headers), moved_to(headers), body.can_repeat
+            if status == HTTPStatus.MISDIRECTED_REQUEST:
+                why, is_known = MOVED, fleet.find(home) is not None
+                goes_on = is_known or (can_repeat and owner.seek is not None and not has_sought)
+            elif why == MOVES:
+                goes_on = can_repeat and clock() < waits_until
             else:
-                fleet.reachable(replica.name)
-                async with self._door.hops.asking(replica, self._scope, self._body) as answer:
-                    if not self._is_turned(owner, answer.status, answer.headers):
-                        await _pass(answer, self._send)
-        except ReplicaAway:  # nothing was sent
-            return await self._elsewhere(owner)
-        return None if self._turned is None else await self._next(owner, *self._turned)
+                is_free = owner.key is None or owner.is_new
+                goes_on = why in REFUSED and can_repeat and is_free and owner.replica.name not in refused
+            if why is not None and goes_on:
+                turned.append((why, home))
+                return True
+            self._count(scope, target, FOLLOWED if is_followed else HERE if owner.replica is fleet.own else HOPPED)
+            return False
 
-    def _unless_turned(self, owner: Owner) -> Send:
-        async def send(message: Message) -> None:
+        async def send_unless_turned(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._is_turned(owner, message["status"], message.get("headers", []))
-            if self._turned is None:
-                await self._send(message)
+                is_turned(message["status"], message.get("headers", []))
+            if not turned:
+                await send(message)
 
-        return send
+        while True:
+            turned.clear()
+            try:
+                if owner.replica is fleet.own:
+                    await self.app(scope, body.again(), send_unless_turned)
+                else:
+                    fleet.reachable(owner.replica.name)
+                    async with self.hops.passing(owner.replica, scope, body) as answer:
+                        if not is_turned(answer.status, answer.headers):
+                            await _pass(answer, send)
+            except ReplicaAway:  # nothing was sent
+                if not body.can_repeat or (has_sought and owner.key is not None and not owner.is_new):
+                    raise
+                if owner.key is None or owner.is_new:
+                    owner = await owners.replaced(owner)
+                else:
+                    has_sought, owner = True, await self._owner(scope, target, body)
+                continue
+            if not turned:
+                return
+            (why, name), is_followed = turned[0], True
+            if why in REFUSED:
+                refused.add(owner.replica.name)
+                owner = await owners.replaced(owner)
+            elif why == MOVES:
+                await asyncio.sleep(wait_s)
+                wait_s = min(1.5 * wait_s, LONGEST_WAIT_S)
+            else:
+                home = fleet.find(name)
+                if home is None and owner.seek is not None:
+                    has_sought, home = True, await owner.seek()
+                if home is None:
+                    owner = await owners.replaced(owner) if owner.is_name else owner  # whose answer passes
+                    continue
+                if owner.key is not None:
+                    await owners.moved(owner.key, home.name)
+                if not body.can_repeat or home.name in asked:
+                    verb = "moves on, now" if body.can_repeat else "has moved"
+                    raise ReplicaMoving(f"the session {verb} to replica {home.name}: repeat the request")
+                asked.add(home.name)
+                owner = Owner(home, owner.key, seek=owner.seek)
 
-    def _is_turned(self, owner: Owner, status: int, headers: RawHeaders) -> bool:
-        """Whether the head of an answer says that nothing was done, and another try is worthwhile. Else the client gets
-        it.
-        """
-        why, home, can_repeat = not_done(headers), moved_to(headers), self._body.can_repeat
-        if status == HTTPStatus.MISDIRECTED_REQUEST:
-            why = MOVED
-            is_known = self._door.fleet.find(home) is not None
-            goes_on = is_known or (can_repeat and owner.seek is not None and not self._has_sought)
-        elif why == MOVES:
-            goes_on = can_repeat and asyncio.get_running_loop().time() - self._began < PATIENCE_S
-        else:
-            is_free = owner.key is None or owner.is_new
-            goes_on = why in REFUSED and can_repeat and is_free and owner.replica.name not in self._refused
-        if why is not None and goes_on:
-            self._turned = why, home
-            return True
-        is_own = owner.replica is self._door.fleet.own
-        self._count(Way.FOLLOWED if self._is_followed else Way.HERE if is_own else Way.HOP)
-        return False
+    async def _owner(self, scope: Scope, target: Target, body: Body) -> Owner:
+        about, named = target
+        match about:
+            case About.SESSION:
+                return await self.owners.of_session(named, scope)
+            case About.RESPONSE:
+                return await self.owners.of_response(named, scope)
+            case About.FILES:
+                return await self.owners.of_files(scope["state"]["owner"])
+            case About.CREATE_RESPONSE if (previous := previous_response(await body.whole())) is not None:
+                return await self.owners.of_response(previous, scope)
+            case About.CREATE_RESPONSE | About.CALL:
+                return await self.named(scope)
+            case _:
+                return self.placed(scope)
 
-    async def _next(self, owner: Owner, why: str, name: str | None) -> Owner:
-        """Whom to ask next. Raises `ReplicaMoving` if the body cannot be sent again, and for a session that comes back
-        to where it was: it is not chased.
-        """
-        owners, self._is_followed = self._door.owners, True
-        if why in REFUSED:
-            self._refused.add(owner.replica.name)
-            return await owners.replaced(owner)
-        if why == MOVES:
-            await asyncio.sleep(self._wait_s)
-            self._wait_s = min(1.5 * self._wait_s, LONGEST_WAIT_S)
-            return owner
-        home = self._door.fleet.find(name)
-        if home is None:
-            assert owner.seek is not None
-            self._has_sought = True
-            home = await owner.seek()
-            if home is None:
-                return await owners.replaced(owner) if owner.is_name else owner  # whose answer passes
-        if owner.key is not None:
-            await owners.moved(owner.key, home.name)
-        if not self._body.can_repeat:
-            raise ReplicaMoving(f"the session has moved to replica {home.name}: repeat the request")
-        if home.name in self._asked:
-            raise ReplicaMoving(f"the session moves on, now to replica {home.name}: repeat the request")
-        self._asked.add(home.name)
-        return Owner(home, owner.key, seek=owner.seek)
+    def _count(self, scope: Scope, target: Target, way: str) -> None:
+        if target[0] in OWNED:
+            turn = "yes" if is_turn(scope["method"], scope["path"]) else "no"
+            self.requests.labels(turn, way).inc()
 
-    async def _elsewhere(self, owner: Owner) -> Owner:
-        """Whom to ask instead of a replica that turns out to be away. Raises `ReplicaAway`."""
-        if self._body.can_repeat and (owner.key is None or owner.is_new):
-            return await self._door.owners.replaced(owner)
-        if not self._body.can_repeat or self._has_sought:
-            self._door.fleet.reachable(owner.replica.name)
-        self._has_sought = True
-        return await self._find()
+
+def _keeper(said: list[Message]) -> Send:
+    async def keep(message: Message) -> None:
+        said.append(message)
+
+    return keep
 
 
 def _start(answer: Answer) -> Message:
-    """The head for the client. Limits of requests are this server's, limits of tokens the other one's."""
+    """The head for the client. This server counts its requests, and the other one its tokens."""
     headers = [
         (name, value)
         for name, value in answer.headers
@@ -309,21 +274,5 @@ async def _pass(answer: Answer, send: Send) -> None:
     await send(_start(answer))
     is_over = False
     while not is_over:
-        part, is_over = await answer.part()
+        part, is_over = await answer.wire.part()
         await send({"type": "http.response.body", "body": part, "more_body": not is_over})
-
-
-def _cut(scope: Scope, error: DjinnError) -> None:
-    """End the client's connection in the middle of an answer."""
-    logger.warning("an answer is cut off: %s", error.message)
-    cut: Callable[[], None] | None = scope["state"].get("cut")
-    if cut is None:
-        raise error
-    cut()
-
-
-def _weight(status: int) -> int:
-    """Orders answers to a DELETE: a refusal counts most, then a success, then 404."""
-    if status == HTTPStatus.NOT_FOUND:
-        return 0
-    return 1 if status < HTTPStatus.BAD_REQUEST else 2

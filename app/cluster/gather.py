@@ -1,7 +1,7 @@
 """Lists of the whole cluster.
 
-The replica that is asked gathers the parts of all. A list does not fail when a replica is away: the header `Djinn-
-Missing` and the field `missing` name it.
+The replica that is asked collects the parts of all. A list does not fail when a replica is away: the header
+`Djinn-Missing` and the field `missing` name that replica.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ from starlette.types import Scope, Send
 
 from app.cluster.fleet import Fleet
 from app.cluster.hop import Answer, Body, Hops, target_bytes
-from app.cluster.owners import Owners
-from app.cluster.targets import EVENTS, MEMORY, MODELS, UPLOADS
+from app.cluster.owners import EVENTS, MEMORY, MODELS, UPLOADS, Owners
 from app.cluster.wires import WireLost
 from app.domain.errors import ReplicaAway, ReplicaLost
 from app.domain.homes import REPLICA_NAME
 from app.web.sse import EventStream, sse_event
 
 PATIENCE_S = 8.0
-"""How long a replica may take for its part; its own wait for the engine is shorter."""
-MISSING = b"djinn-missing"
+"""How long a replica may take for its part. It waits less for its engine."""
 OF_EACH = frozenset({b"content-length", b"content-type", b"date", b"server"})
 """Headers that describe one replica's part, not the whole."""
 DEFAULT_LIMIT = 20
@@ -60,26 +58,19 @@ class Gathered:
         self._hops = hops
 
     async def serve(self, scope: Scope, body: Body, send: Send) -> None:
-        """Answer a GET. If this replica refuses it, that is the answer. If it fails, its part is missing too."""
+        """Answer a GET. If this replica refuses it, the client gets that answer. If it fails, its part is missing."""
         receive, limit = body.again(), _limit(scope["query_string"])
-        if scope["path"] == EVENTS:
-            async with contextlib.AsyncExitStack() as ends:
-                await (await self._events(scope, ends))(scope, receive, send)
-            return
         ways: dict[str, Callable[[Any], Any]] = {MODELS: merged_models, MEMORY: merged_memory}
         ways |= dict.fromkeys(UPLOADS, merged_uploads)
-        answer = await self._made(scope, ways.get(scope["path"], lambda pages: merged_page(pages, limit)))
-        await answer(scope, receive, send)
+        make = ways.get(scope["path"], lambda pages: merged_page(pages, limit))
+        async with contextlib.AsyncExitStack() as ends:
+            made = self._events(scope, ends) if scope["path"] == EVENTS else self._list(scope, make)
+            await (await made)(scope, receive, send)
 
-    async def _made(self, scope: Scope, make: Callable[[Any], Any]) -> Response:
-        names, path = self._names, target_bytes(scope)
-        asked = [self._hops.get(each, scope, path, PATIENCE_S) for each in self._fleet if each.name in names]
-        told: dict[str, tuple[Answer, bytes]] = {}
-        for found in await asyncio.gather(*asked, return_exceptions=True):
-            if not isinstance(found, BaseException):
-                told[found[0].replica.name] = found
-            elif not isinstance(found, ReplicaAway):
-                raise found
+    async def _list(self, scope: Scope, make: Callable[[Any], Any]) -> Response:
+        names = self._names
+        asked = [each for each in self._fleet if each.name in names]
+        told = await self._hops.get(asked, scope, target_bytes(scope), PATIENCE_S)
         if not told:
             raise ReplicaAway("no replica answers: try again")
         parts = {name: each for name, each in told.items() if each[0].status == 200}
@@ -89,11 +80,13 @@ class Gathered:
         whole = make([orjson.loads(content) for _, content in parts.values()])
         if missing := self._missing(parts):
             whole["missing"] = missing
-        return _marked(_whole(next(iter(parts.values()))[0], orjson.dumps(whole)), missing)
+        answer = _whole(next(iter(parts.values()))[0], orjson.dumps(whole))
+        answer.raw_headers += _marks(missing)
+        return answer
 
     @property
     def _names(self) -> list[str]:
-        """The names of the replicas to ask now, this one among them."""
+        """The names of the replicas to ask now, including this one."""
         return sorted({self._fleet.here, *(each.name for each in self._fleet.answering)})
 
     def _missing(self, parts: Iterable[str]) -> list[str]:
@@ -105,40 +98,31 @@ class Gathered:
         """The live stream. It lasts until `ends` is closed, or until a replica comes or goes: the client then comes
         back, and gets a snapshot of those that are there. Raises `ReplicaAway` if one has just gone.
         """
-        names = self._names
+        names, answers, is_whole = self._names, dict[str, Answer](), False
         given = next((value.decode("latin-1") for name, value in scope["headers"] if name == LAST_ID), "")
-        ids = split_id(given, names)
+        others, ids = [each for each in scope["headers"] if each[0] != LAST_ID], split_id(given, names)
         try:
             async with asyncio.timeout(PATIENCE_S):
-                answers = await self._opened(scope, names, ids, ends)
-                for answer in answers.values():
-                    if 200 != answer.status < 500:
-                        return _whole(answer, await answer.read())
-                streams = {name: _events_of(answer) for name, answer in answers.items() if answer.status == 200}
-                first = {name: await anext(events) for name, events in streams.items()}
-                if len({event.name == "snapshot" for event in first.values()}) > 1:  # a snapshot is one of all
+                while not is_whole:
                     await ends.aclose()
-                    ids, answers = {}, await self._opened(scope, streams, {}, ends)
-                    streams = {name: _events_of(answer) for name, answer in answers.items()}
+                    for name in names:
+                        replica = self._fleet.own if name == self._fleet.here else self._fleet.reachable(name)
+                        headers = [*others, (LAST_ID, ids[name].encode())] if name in ids else others
+                        got = self._hops.getting(replica, {**scope, "headers": headers})
+                        answers[name] = answer = await ends.enter_async_context(got)
+                        if 200 != answer.status < 500:
+                            return _whole(answer, await answer.read())
+                    streams = {name: _events_of(answer) for name, answer in answers.items() if answer.status == 200}
                     first = {name: await anext(events) for name, events in streams.items()}
+                    is_whole = not (ids and any(event.name == "snapshot" for event in first.values()))
+                    ids = ids if is_whole else {}  # a snapshot is one of all
         except (ReplicaLost, TimeoutError, StopAsyncIteration) as error:
             raise ReplicaAway(f"a replica does not answer ({error or 'no event in time'}): try again") from error
         stream = EventStream(self._merged(names, streams, first, dict(ids)))
         limits = next(iter(answers.values())).headers
         stream.raw_headers += [each for each in limits if each[0].startswith(b"x-ratelimit-")]
-        return _marked(stream, self._missing(streams))
-
-    async def _opened(
-        self, scope: Scope, names: Iterable[str], ids: Mapping[str, str], ends: contextlib.AsyncExitStack
-    ) -> dict[str, Answer]:
-        """The streams of these replicas, each from the event after the one in `ids`. Raises `ReplicaAway`."""
-        found = {}
-        for name in names:
-            replica = self._fleet.own if name == self._fleet.here else self._fleet.reachable(name)
-            headers = [each for each in scope["headers"] if each[0] != LAST_ID]
-            headers += [(LAST_ID, ids[name].encode())] if name in ids else []
-            found[name] = await ends.enter_async_context(self._hops.getting(replica, {**scope, "headers": headers}))
-        return found
+        stream.raw_headers += _marks(self._missing(streams))
+        return stream
 
     async def _merged(
         self, names: list[str], streams: Mapping[str, Events], first: Mapping[str, _Event], ids: dict[str, str]
@@ -162,18 +146,23 @@ class Gathered:
             if event.name != "snapshot":
                 yield passed(name, event)
                 continue
-            async for part in _behind(event, streams[name]):  # a client takes what is in none of its parts to be gone
+            part: _Event | None = event
+            while part is not None:  # a client takes what is in none of its parts to be gone
                 view = orjson.loads(part.data)
                 if part.id is not None:
                     ids[name] = part.id
                 is_last = name == list(first)[-1] and not view["has_more"]
-                yield sse_event(
-                    "snapshot", orjson.dumps({**view, "has_more": not is_last}), joined_id(ids) if is_last else None
-                )
-                if not view["has_more"]:
-                    break
+                data = orjson.dumps({**view, "has_more": not is_last})
+                yield sse_event("snapshot", data, joined_id(ids) if is_last else None)
+                part = await anext(streams[name], None) if view["has_more"] else None
         waiting = asyncio.Queue[tuple[str, _Event | None]](WAITING)
-        reading = [asyncio.create_task(_read(name, events, waiting)) for name, events in streams.items()]
+
+        async def read(name: str, events: Events) -> None:
+            async for event in events:
+                await waiting.put((name, event))
+            await waiting.put((name, None))
+
+        reading = [asyncio.create_task(read(name, events)) for name, events in streams.items()]
         try:
             while self._names == names:
                 name, found = await waiting.get()
@@ -187,34 +176,20 @@ class Gathered:
             await asyncio.wait(reading)
 
 
-async def _behind(first: _Event, events: Events) -> Events:
-    yield first
-    async for event in events:
-        yield event
-
-
-async def _read(name: str, events: Events, waiting: asyncio.Queue[tuple[str, _Event | None]]) -> None:
-    async for event in events:
-        await waiting.put((name, event))
-    await waiting.put((name, None))
-
-
 async def _events_of(answer: Answer) -> Events:
     """The events of one replica's stream, without comments, to its end."""
     rest, is_over = b"", False
     while not is_over and len(rest) <= LONGEST_EVENT:
         try:
-            part, is_over = await answer.part()
-        except (ReplicaLost, WireLost):
+            part, is_over = await answer.wire.part()
+        except WireLost:
             return
         *blocks, rest = (rest + part).split(b"\n\n")
         for block in blocks:
-            fields = dict(line.split(b": ", 1) for line in block.split(b"\n") if not line.startswith(b":"))
-            if b"data" in fields:
-                event_id = fields.get(b"id")
-                yield _Event(
-                    fields[b"event"].decode(), fields[b"data"], None if event_id is None else event_id.decode()
-                )
+            lines = block.decode().split("\n")
+            fields = dict(line.split(": ", 1) for line in lines if not line.startswith(":"))
+            if "data" in fields:
+                yield _Event(fields["event"], fields["data"].encode(), fields.get("id"))
 
 
 def joined_id(ids: Mapping[str, str]) -> str:
@@ -280,11 +255,9 @@ def _whole(head: Answer, content: bytes) -> Response:
     return answer
 
 
-def _marked(answer: Response, missing: Sequence[str]) -> Response:
-    """The answer, with a header that names the replicas whose parts are missing."""
-    if missing:
-        answer.raw_headers.append((MISSING, ",".join(missing).encode()))
-    return answer
+def _marks(missing: Sequence[str]) -> list[tuple[bytes, bytes]]:
+    """The header that names the replicas whose parts are missing."""
+    return [(b"djinn-missing", ",".join(missing).encode())] if missing else []
 
 
 def _limit(query: bytes) -> int:

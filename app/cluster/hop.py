@@ -14,11 +14,11 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from urllib.parse import unquote
 
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope
+from starlette.types import Message, Receive, Scope
 
 from app.cluster.fleet import Fleet, Replica
 from app.cluster.key import ClusterKey
@@ -39,8 +39,6 @@ KEPT_BYTES = 1 << 20
 """How much of a body is kept while it is sent on. A longer one cannot be sent to a second replica."""
 LARGEST = 64 << 20
 """Most bytes of an answer that is read whole."""
-WAITING = 64
-"""How many parts of this server's own answer may wait for their reader."""
 REPEATABLE = (b"GET", b"HEAD", b"OPTIONS")
 """Methods of requests that do no harm if they are done twice."""
 HOP_HEADER = b"djinn-hop"
@@ -110,7 +108,7 @@ class Body:
         """Whether the client has gone, as far as that was seen."""
         self._receive = receive
         self._kept: list[bytes] | None = []
-        self._kept_bytes = 0
+        self._room: float = KEPT_BYTES
         self._is_whole = asyncio.Event()
 
     @property
@@ -120,7 +118,8 @@ class Body:
 
     async def whole(self) -> bytes:
         """All of it, which is kept whatever its length. Raises `Gone`."""
-        self._kept = [b"".join([part async for part in self._parts(keep_all=True)])]
+        self._room = math.inf
+        self._kept = [b"".join([part async for part in self._parts()])]
         return self._kept[0]
 
     async def content(self) -> bytes | AsyncIterator[bytes]:
@@ -145,101 +144,87 @@ class Body:
 
         return receive
 
-    async def gone(self) -> None:
-        """Return when the client has gone. That is noticed only once its body is whole."""
+    async def abort_when_gone(self, wire: Wire) -> None:
+        """End the connection when the client has gone. That is noticed only once its body is whole."""
         await self._is_whole.wait()
         while not self.is_gone:
             self.is_gone = (await self._receive())["type"] == "http.disconnect"
+        wire.abort()
 
-    async def _parts(self, *, keep_all: bool = False) -> AsyncIterator[bytes]:
+    async def _parts(self) -> AsyncIterator[bytes]:
         assert self._kept is not None
         for part in list(self._kept):
             yield part
         while not self._is_whole.is_set():
-            if part := await self._take(keep_all=keep_all):
+            if part := await self._take():
                 yield part
 
-    async def _take(self, *, keep_all: bool = False) -> bytes:
+    async def _take(self) -> bytes:
         try:
             message = await self._receive()
-        except DjinnError as error:
-            self.refusal = error
-            raise Gone from error
-        except HTTPException as error:
-            self.refusal = TooLarge(error.detail)
+        except (DjinnError, HTTPException) as error:
+            self.refusal = error if isinstance(error, DjinnError) else TooLarge(error.detail)
             raise Gone from error
         if message["type"] == "http.disconnect":
             self.is_gone = True
             raise Gone
-        return self._keep(message, keep_all=keep_all)
+        return self._keep(message)
 
-    def _keep(self, message: Message, *, keep_all: bool = False) -> bytes:
+    def _keep(self, message: Message) -> bytes:
         part: bytes = message.get("body", b"")
         if not message.get("more_body", False):
             self._is_whole.set()
-        self._kept_bytes += len(part)
-        if self._kept_bytes > KEPT_BYTES and not keep_all:
+        self._room -= len(part)
+        if self._room < 0:
             self._kept = None
         if self._kept is not None and part:
             self._kept.append(part)
         return part
 
 
-async def _abort_when_gone(body: Body, wire: Wire) -> None:
-    await body.gone()
-    wire.abort()
-
-
 @dataclass(slots=True)
 class Answer:
-    """A replica's answer: its head, and its body as it comes."""
+    """A replica's answer: its head, and its body as `wire` brings it."""
 
     replica: Replica
     status: int
     headers: Headers
-    part: Callable[[], Awaitable[tuple[bytes, bool]]]
-    """The next part of the body, and whether it is the last. Raises `ReplicaLost`, `WireLost`."""
+    wire: Wire
 
-    async def read(self) -> bytes:
-        """The whole body. Raises `ReplicaLost` for more than is read whole."""
+    async def read(self, most: int = LARGEST) -> bytes:
+        """The whole body. Raises `ReplicaLost` for one with more bytes than `most`, `WireLost`."""
         content, is_over = bytearray(), False
         while not is_over:
-            part, is_over = await self.part()
+            part, is_over = await self.wire.part()
             content += part
-            if len(content) > LARGEST:
+            if len(content) > most:
                 raise ReplicaLost(f"the answer of replica {self.replica.name} is too large")
         return bytes(content)
 
 
 class Hops:
-    """Sends requests to other replicas, or to this one itself. Used on the event loop only."""
+    """Sends requests to replicas. This one answers GETs as if another had sent them. Used on the event loop only."""
 
     def __init__(self, fleet: Fleet, key: ClusterKey, changed: Callable[[], Awaitable[object]]) -> None:
         """`changed` returns when replicas have come or gone."""
         self.fleet = fleet
-        self.wires = Wires()
-        self.inside: ASGIApp
-        """What answers requests at this server."""
+        self.key = key
         self.idle = asyncio.Event()
         """Set while no answer is being passed to a client."""
         self.idle.set()
-        self._key = key
+        self._wires = Wires()
         self._changed = changed
-        self._proofs: dict[str, bytes] = {}
         self._passing = 0
         self._under_way: defaultdict[str, set[Callable[[], object]]] = defaultdict(set)
         """Functions that end a connection at once, by the replica's name."""
-        self._missed: defaultdict[str, int] = defaultdict(int)
-        self._looks: dict[str, asyncio.Task[None]] = {}
+        self._watches: dict[str, asyncio.Task[None]] = {}
 
     # Who has sent a request.
 
     def proof(self, to: str) -> bytes:
         """The header by which the replica of that name knows whose hop it is."""
-        if to not in self._proofs:
-            here = self.fleet.here
-            self._proofs[to] = f"{here} {self._key.sign(b'hop', here.encode(), to.encode())}".encode()
-        return self._proofs[to]
+        here = self.fleet.here
+        return f"{here} {self.key.sign(b'hop', here.encode(), to.encode())}".encode()
 
     def note(self, scope: Scope) -> None:
         """Note in the scope's state if the request has come over a hop, and who its client is. Raises `PeerStranger`
@@ -249,7 +234,7 @@ class Hops:
         if (given := headers.get(HOP_HEADER)) is None:
             return
         name, _, signature = given.partition(b" ")
-        if not self._key.has_signed(signature.decode("latin-1"), b"hop", name, self.fleet.here.encode()):
+        if not self.key.has_signed(signature.decode("latin-1"), b"hop", name, self.fleet.here.encode()):
             raise PeerStranger("Djinn-Hop: who sent this request on lacks the key of this cluster")
         scope["state"][HOP] = name.decode("latin-1")
         client = headers.get(b"x-forwarded-for", b"").rpartition(b",")[2].strip().decode("latin-1")
@@ -258,19 +243,15 @@ class Hops:
     # Requests.
 
     @contextlib.asynccontextmanager
-    async def asking(self, replica: Replica, scope: Scope, body: Body) -> AsyncIterator[Answer]:
+    async def passing(self, replica: Replica, scope: Scope, body: Body) -> AsyncIterator[Answer]:
         """The replica's answer to a client's request, within the block. If the client goes away, the connection to the
         replica ends too. Raises `Gone`, `ReplicaAway` (nothing was done), `ReplicaLost`.
         """
-        if replica is self.fleet.own:
-            async with self._asking_here(scope, body.again()) as answer:
-                yield answer
-            return
         self._passing += 1
         self.idle.clear()
         try:
             content, method = await body.content(), scope["method"].encode()
-            asked = self._asking(replica, method, target_bytes(scope), forwarded(scope), content, body)
+            asked = self.asking(replica, method, target_bytes(scope), forwarded(scope), content, body)
             async with asked as answer:
                 yield answer
         except ReplicaLost:
@@ -282,40 +263,33 @@ class Hops:
             if not self._passing:
                 self.idle.set()
 
-    @contextlib.asynccontextmanager
-    async def getting(self, replica: Replica, scope: Scope, path: bytes = b"") -> AsyncIterator[Answer]:
+    def getting(self, replica: Replica, scope: Scope, path: bytes = b"") -> AbstractAsyncContextManager[Answer]:
         """The replica's answer to a GET in the name of the client whose request has that `scope`: of the request's
         path, or of another. Raises `ReplicaAway`, `ReplicaLost`.
         """
-        target, headers = path or target_bytes(scope), forwarded(scope, body=False)
-        if replica is not self.fleet.own:
-            async with self._asking(replica, b"GET", target, headers) as answer:
-                yield answer
-            return
-        raw_path, _, query = target.partition(b"?")
-        asked = {**scope, "type": "http", "method": "GET", "headers": headers, "raw_path": raw_path}
-        asked |= {"path": unquote(raw_path.decode("latin-1")), "query_string": query}
-        to_come: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
+        return self.asking(replica, b"GET", path or target_bytes(scope), forwarded(scope, body=False))
 
-        async def receive() -> Message:
-            if not to_come:
-                await asyncio.Event().wait()  # for ever: who asks ends the task instead
-            return to_come.pop()
+    async def get(
+        self, replicas: Iterable[Replica], scope: Scope, path: bytes, patience_s: float
+    ) -> dict[str, tuple[Answer, bytes]]:
+        """Such answers of several replicas, read whole, by the replica's name. One that gives none within `patience_s`
+        seconds is left out.
+        """
 
-        async with self._asking_here(asked, receive) as answer:
-            yield answer
-
-    async def get(self, replica: Replica, scope: Scope, path: bytes, patience_s: float) -> tuple[Answer, bytes]:
-        """The answer to such a GET, read whole. Raises `ReplicaAway`, also after `patience_s` seconds."""
-        try:
+        async def ask(replica: Replica) -> tuple[Answer, bytes]:
             async with asyncio.timeout(patience_s), self.getting(replica, scope, path) as answer:
                 return answer, await answer.read()
-        except (ReplicaLost, TimeoutError) as error:
-            reason = str(error) or "no answer in time"
-            raise ReplicaAway(f"replica {replica.name} does not answer ({reason}): try again") from error
+
+        told = {}
+        for found in await asyncio.gather(*map(ask, replicas), return_exceptions=True):
+            if not isinstance(found, BaseException):
+                told[found[0].replica.name] = found
+            elif not isinstance(found, ReplicaAway | ReplicaLost | TimeoutError):
+                raise found
+        return told
 
     @contextlib.asynccontextmanager
-    async def _asking(
+    async def asking(
         self,
         replica: Replica,
         method: bytes,
@@ -324,8 +298,8 @@ class Hops:
         content: bytes | AsyncIterator[bytes] = b"",
         body: Body | None = None,
     ) -> AsyncIterator[Answer]:
-        """The answer of another replica. It is cut when the client whose `body` that is goes away. Raises
-        `ReplicaAway`, `ReplicaLost`.
+        """The answer of a replica. It is cut when the replica is lost, or when the client goes away whose `body` that
+        is. Raises `ReplicaAway`, `ReplicaLost`.
         """
         host, port = address = replica.address
         headers.append((HOP_HEADER, self.proof(replica.name)))
@@ -333,8 +307,12 @@ class Hops:
             headers.insert(0, (b"host", f"{host}:{port}".encode()))
         may_repeat = method in REPEATABLE and isinstance(content, bytes)
         while True:
-            wire = await self._connected(replica)
-            watching = None if body is None else asyncio.create_task(_abort_when_gone(body, wire))
+            try:
+                wire = await self._wires.take(address)
+            except OSError as error:
+                replica.shun(SHUNNED_S)
+                raise ReplicaAway(f"replica {replica.name} cannot be reached: try again") from error
+            watching = None if body is None else asyncio.create_task(body.abort_when_gone(wire))
             with self.cutting(replica, wire.abort):
                 try:
                     try:
@@ -343,25 +321,20 @@ class Hops:
                         if may_repeat and wire.was_used and not (body is not None and body.is_gone):
                             continue  # it had just closed
                         raise
-                    yield Answer(replica, status, end_to_end(found), wire.part)
+                    yield Answer(replica, status, end_to_end(found), wire)
                     return
                 finally:
                     if watching is not None:
                         watching.cancel()
-                    self.wires.give_back(address, wire)
-
-    async def _connected(self, replica: Replica) -> Wire:
-        try:
-            return await self.wires.take(replica.address)
-        except OSError as error:
-            replica.shun(SHUNNED_S)
-            raise ReplicaAway(f"replica {replica.name} at {replica.url} cannot be reached: try again") from error
+                    self._wires.give_back(address, wire)
 
     @contextlib.contextmanager
     def cutting(self, replica: Replica, abort: Callable[[], object]) -> Iterator[None]:
         """Within the block, `abort` is called when the replica is lost. Raises `ReplicaLost` for `WireLost`."""
         under_way = self._under_way[replica.name]
         under_way.add(abort)
+        if replica.name not in self._watches:
+            self._watches[replica.name] = asyncio.create_task(self._watch(replica))
         try:
             yield
         except WireLost as error:
@@ -370,48 +343,20 @@ class Hops:
         finally:
             under_way.discard(abort)
 
-    @contextlib.asynccontextmanager
-    async def _asking_here(self, scope: Scope, receive: Receive) -> AsyncIterator[Answer]:
-        """The answer of this server, without a connection."""
-        messages = asyncio.Queue[Message](WAITING)
-
-        async def run() -> None:
-            try:
-                await self.inside({**scope, "state": dict(scope["state"])}, receive, messages.put)
-            except Exception:  # whatever it is, who waits for the answer must hear that none comes
-                logger.exception("this replica could not answer for itself")
-            await messages.put({"type": "over"})
-
-        async def next_of(kind: str) -> Message:
-            if (message := await messages.get())["type"] != kind:
-                raise ReplicaLost("this replica has not answered to the end")
-            return message
-
-        async def part() -> tuple[bytes, bool]:
-            message = await next_of("http.response.body")
-            return message.get("body", b""), not message.get("more_body", False)
-
-        running = asyncio.create_task(run())
-        try:
-            start = await next_of("http.response.start")
-            yield Answer(self.fleet.own, start["status"], end_to_end(start["headers"]), part)
-        finally:
-            running.cancel()
-            await asyncio.wait([running])
-
     # Replicas that are lost.
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """Within the block, replicas that have requests of this one under way are watched."""
-        work = [asyncio.create_task(self._cut_those_gone()), asyncio.create_task(self._look_around())]
+        """Within the block, requests under way at replicas that lose their lease are cut."""
+        cutting = asyncio.create_task(self._cut_those_gone())
         try:
             yield
         finally:
-            for task in (*work, *self._looks.values()):
+            tasks = [cutting, *self._watches.values()]
+            for task in tasks:
                 task.cancel()
-            await asyncio.wait([*work, *self._looks.values()])
-            self.wires.close()
+            await asyncio.wait(tasks)
+            self._wires.close()
 
     async def _cut_those_gone(self) -> None:
         while True:
@@ -420,32 +365,33 @@ class Hops:
                 if not replica.is_member:
                     self._cut(replica)
 
-    async def _look_around(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_S)
-            for replica in self.fleet.others:
-                if not replica.is_member:
-                    self._missed.pop(replica.name, None)
-                    replica.shun(0.0)
-                elif replica.name not in self._looks and (self._under_way[replica.name] or self._missed[replica.name]):
-                    self._looks[replica.name] = task = asyncio.create_task(self._look_at(replica))
-                    task.add_done_callback(lambda _, name=replica.name: self._looks.pop(name, None))  # type: ignore[misc]
-
-    async def _look_at(self, replica: Replica) -> None:
+    async def _watch(self, replica: Replica) -> None:
+        """Look at a replica as long as it has requests of this one, or counts as away."""
+        missed, where = 0, f"replica {replica.name} at {replica.seen.url}"
         try:
-            async with asyncio.timeout(LOOK_PATIENCE_S), self._asking(replica, b"GET", b"/health", []) as answer:
-                await answer.read()
-        except (TimeoutError, ReplicaAway, ReplicaLost):
-            self._missed[replica.name] += 1
-            if self._missed[replica.name] == MISSES:
-                logger.warning("replica %s at %s does not answer: it is taken to be away", replica.name, replica.url)
-            if self._missed[replica.name] >= MISSES:
-                replica.shun(math.inf)
-                self._cut(replica)
-            return
-        if self._missed.pop(replica.name, 0) >= MISSES:
-            logger.info("replica %s at %s answers again", replica.name, replica.url)
-            replica.shun(0.0)
+            while True:
+                await asyncio.sleep(LOOK_S)
+                if not (replica.is_member and (missed or self._under_way[replica.name])):
+                    break
+                try:
+                    async with asyncio.timeout(LOOK_PATIENCE_S), self.asking(replica, b"GET", b"/health", []) as answer:
+                        await answer.read()
+                except (TimeoutError, ReplicaAway, ReplicaLost):
+                    missed += 1
+                    if missed == MISSES:
+                        logger.warning("%s does not answer: it is taken to be away", where)
+                    if missed >= MISSES:
+                        replica.shun(math.inf)
+                        self._cut(replica)
+                    continue
+                if missed >= MISSES:
+                    logger.info("%s answers again", where)
+                    replica.shun(0.0)
+                missed = 0
+            if missed:
+                replica.shun(0.0)
+        finally:
+            del self._watches[replica.name]
 
     def _cut(self, replica: Replica) -> None:
         for abort in list(self._under_way[replica.name]):

@@ -15,8 +15,7 @@ from pathlib import Path
 from app.domain.errors import FieldOutOfRange
 from app.machine.files import explain
 
-MIN_CHARACTERS = 32
-MAX_BYTES = 4096
+MIN_CHARACTERS, MAX_BYTES = 32, 4096
 SIGNATURE, NONCE, DIGEST, TO = "djinn-signature", "djinn-nonce", "djinn-body", "djinn-to"
 
 
@@ -32,11 +31,12 @@ class ClusterKey:
         try:
             with path.open("rb") as file:
                 secret = file.read(MAX_BYTES + 1).strip()
+            if MIN_CHARACTERS <= len(secret) <= MAX_BYTES:
+                return cls(secret)
+            problem = f"must have from {MIN_CHARACTERS} to {MAX_BYTES} characters; has {len(secret)}"
         except OSError as error:
-            raise _refusal(path, f"cannot be read: {explain(error)}") from error
-        if not MIN_CHARACTERS <= len(secret) <= MAX_BYTES:
-            raise _refusal(path, f"must have from {MIN_CHARACTERS} to {MAX_BYTES} characters; has {len(secret)}")
-        return cls(secret)
+            problem = f"cannot be read: {explain(error)}"
+        raise FieldOutOfRange(f"cluster key file {path}: {problem}", param="cluster_key_file")
 
     def sign(self, *parts: bytes) -> str:
         """A signature of the parts, in this order."""
@@ -50,18 +50,9 @@ class ClusterKey:
         return hmac.compare_digest(signature.encode("latin-1", "replace"), self.sign(*parts).encode())
 
 
-def _refusal(path: Path, problem: str) -> FieldOutOfRange:
-    return FieldOutOfRange(f"cluster key file {path}: {problem}", param="cluster_key_file")
-
-
-def new_nonce() -> str:
-    """A fresh random token."""
-    return secrets.token_hex(16)
-
-
 def sign_request(key: ClusterKey, to: str, path: str, body: bytes) -> dict[str, str]:
     """Headers of a request to the server of that name."""
-    nonce, digest = new_nonce(), hashlib.sha256(body).hexdigest()
+    nonce, digest = secrets.token_hex(16), hashlib.sha256(body).hexdigest()
     return {NONCE: nonce, DIGEST: digest, TO: to, SIGNATURE: key.sign(*_request(to, path, nonce, digest))}
 
 
@@ -71,9 +62,8 @@ def is_request(key: ClusterKey, here: str, path: str, headers: Mapping[str, str]
     return key.has_signed(headers.get(SIGNATURE, ""), *_request(here, path, nonce, digest))
 
 
-def is_body(body: bytes, headers: Mapping[str, str]) -> bool:
-    """Whether it is the body of the request."""
-    return hashlib.sha256(body).hexdigest() == headers.get(DIGEST)
+def _request(*parts: str) -> list[bytes]:
+    return [b"request", *(each.encode("latin-1", "replace") for each in parts)]
 
 
 def sign_answer(key: ClusterKey, headers: Mapping[str, str], status: int, body: bytes) -> str:
@@ -84,7 +74,3 @@ def sign_answer(key: ClusterKey, headers: Mapping[str, str], status: int, body: 
 def is_answer(key: ClusterKey, request: Mapping[str, str], status: int, body: bytes, signature: str) -> bool:
     """Whether a server of the cluster has signed that answer to the request with such headers."""
     return key.has_signed(signature, b"answer", request[NONCE].encode(), str(status).encode(), body)
-
-
-def _request(to: str, path: str, nonce: str, digest: str) -> list[bytes]:
-    return [b"request", *(each.encode("latin-1", "replace") for each in (to, path, nonce, digest))]

@@ -12,7 +12,7 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from app.cluster.claims import Load, Member, Record, Roster, claim, decode, encode, is_proven, open_store, proven
+from app.cluster.claims import Load, Member, Record, Roster, claim, decode, encode, open_store
 from app.cluster.key import ClusterKey
 from app.cluster.store import FLEET, JOURNAL, MEMBER, PLACE, TOMB, Store
 from app.domain.errors import DirectoryAway, Fenced, WrongState
@@ -86,7 +86,7 @@ class Membership:
         self.held: Callable[[], Iterable[str]] = lambda: ()
         """Yields the keys of all sessions here that the store must know. It gets them again if it loses its data."""
         self._store = store
-        self._me = proven(me, key)
+        self._me = me.proven(key)
         self._key = key
         self._strangers: frozenset[str] = frozenset()
         self._record, self._text = record, encode(record)
@@ -96,7 +96,7 @@ class Membership:
         self._lacks_places = asyncio.Event()
         self._recording = asyncio.Lock()
         self._sure_at = boot_time()
-        """The last time at which it was certain that nobody else has the name."""
+        """When it was last certain that nobody else has the name."""
         self._back_at = -LEASE_S
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -154,7 +154,7 @@ class Membership:
 
     def say(self, *, ready: bool, left: bool, load: Load | None) -> None:
         """Announce this from now on. A load goes out once a second at most, the others at once."""
-        before, self._me = self._me, replace(self._me, ready=ready, left=left, load=load)
+        before, self._me = self._me, replace(self._me, ready=ready, left=left, load=load or self._me.load)
         if (ready, left) != (before.ready, before.left):
             self._news.set()
 
@@ -177,10 +177,13 @@ class Membership:
 
     async def find(self, key: str) -> str | None:
         """The replica of that key; None if there is none. Raises `DirectoryAway`, as do all methods below."""
-        found = await self._read(key)
-        if found is not None and found[1] < _day():
-            await self._store.swap(f"{PLACE}{key}", f"{found[0]} {found[1]}", f"{found[0]} {_day()}")
-        return None if found is None else found[0]
+        text = await self._store.read(f"{PLACE}{key}")
+        if text is None:
+            return None
+        replica, day = _place(text)
+        if day < _day():
+            await self._store.swap(f"{PLACE}{key}", text, f"{replica} {_day()}")
+        return replica
 
     async def swap(self, key: str, old: str | None, new: str) -> str:
         """Set the key to `new` if it is `old` now, or not set. Returns its value then: of several that do so at once,
@@ -188,19 +191,14 @@ class Membership:
         """
         before = None
         while not await self._store.swap(f"{PLACE}{key}", before, f"{new} {_day()}"):
-            found = await self._read(key)
-            if found is not None and found[0] != old:
-                return (await self.find(key)) or found[0]
-            before = None if found is None else f"{found[0]} {found[1]}"
+            before = await self._store.read(f"{PLACE}{key}")
+            if before is not None and _place(before)[0] != old:
+                return (await self.find(key)) or _place(before)[0]
         return new
 
     async def put(self, key: str, replica: str) -> None:
         """Set the replica of a key."""
         await self._store.write(f"{PLACE}{key}", f"{replica} {_day()}")
-
-    async def _read(self, key: str) -> tuple[str, int] | None:
-        text = await self._store.read(f"{PLACE}{key}")
-        return None if text is None else _place(text)
 
     async def note_moves(self, seq: int) -> None:
         """Record how many changes of homes the journal has seen, so that older copies of the folder are refused. Called
@@ -259,9 +257,12 @@ class Membership:
     async def _keep(self) -> None:
         """Renew the lease, with the latest announcement."""
         self._news.clear()
-        began = boot_time()
+        began, key = boot_time(), f"{MEMBER}{self.name}"
         try:
-            await self._say()
+            if self.is_lost or not self._may_serve():
+                await self._store.take_back(key)
+            elif not await self._store.lend(key, encode(self._me), LEASE_S):
+                await self._look()  # another server may have had the name meanwhile
         except DirectoryAway:
             self._sure_at = began  # for others too: none can take the name
             raise
@@ -270,13 +271,6 @@ class Membership:
         with suppress(TimeoutError):
             async with asyncio.timeout(SAY_S):
                 await self._news.wait()
-
-    async def _say(self) -> None:
-        key = f"{MEMBER}{self.name}"
-        if self.is_lost or not self._may_serve():
-            await self._store.take_back(key)
-        elif not await self._store.lend(key, encode(self._me), LEASE_S):
-            await self._look()  # another server may have had the name meanwhile
 
     async def _follow(self) -> None:
         """Read the roster whenever anything in it changes."""
@@ -315,8 +309,15 @@ class Membership:
         if was_away:
             self.is_away, self._back_at = False, now
             logger.warning("the cluster's store answers again")
+        before, members = self.members, roster.members
+        strangers = frozenset(
+            name for name, each in members.items() if each.name != name or not each.is_proven(self._key)
+        )
+        for name in strangers - self._strangers:
+            logger.error("%s at %s lacks the key of this cluster: it gets nothing", name, members[name].url)
+        self._strangers = strangers
+        members = {name: each for name, each in members.items() if name not in strangers}
         # Others have not renewed their leases either while it was away: they are given the time to come back.
-        before, members = self.members, self._proven(roster)
         if now < self._back_at + LEASE_S:
             members = {**before, **members}
         away_for_good = {name for name, record in roster.records.items() if record.ended and record.left}
@@ -328,17 +329,6 @@ class Membership:
         if was_away or members != before or known != self.known:
             self.members, self.known = MappingProxyType(dict(members)), frozenset(known)
             self._tell()
-
-    def _proven(self, roster: Roster) -> dict[str, Member]:
-        """The members that have the cluster's key."""
-        found = {
-            name: each for name, each in roster.members.items() if each.name == name and is_proven(each, self._key)
-        }
-        strangers = frozenset(roster.members.keys() - found.keys())
-        for name in strangers - self._strangers:
-            logger.error("%s at %s lacks the key of this cluster: it gets nothing", name, roster.members[name].url)
-        self._strangers = strangers
-        return found
 
     async def _record_anew(self) -> None:
         """Write this replica's record to a store that has lost its data."""

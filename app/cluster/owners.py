@@ -1,18 +1,21 @@
-"""Finds the replica that has what a request is about: from its id, from the store, from its former home, or by asking
-all.
+"""Which replica owns a request.
+
+Its method, path and body name a session or a response, and one replica has that. An id names its owner, and each
+replica knows what it has, so most requests need no lookup. The former home of a session that has moved says where it is
+now, and that is remembered. If that home is away, the store is asked, and then all replicas.
 """
 
 from __future__ import annotations
 
 import asyncio
+import codecs
+import enum
 import logging
-import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 import orjson
@@ -21,7 +24,6 @@ from starlette.types import Scope
 from app.cluster.fleet import Fleet, Replica, State
 from app.cluster.hop import Hops, moved_to, not_done
 from app.cluster.membership import Membership, name_key, response_key, session_key
-from app.cluster.targets import CONVERSATIONS, RESPONSES, SESSIONS
 from app.domain.errors import DirectoryAway, ReplicaAway
 from app.domain.homes import home_of, home_of_response
 from app.domain.values import SessionId
@@ -30,6 +32,86 @@ from app.sessions.named import BoundSessions
 from app.sessions.table import SessionTable
 
 logger = logging.getLogger(__name__)
+
+SESSIONS, RESPONSES, CONVERSATIONS = "/v1/sessions", "/v1/responses", "/v1/conversations"
+EVENTS, MODELS, MEMORY = "/v1/events", "/v1/models", "/v1/memory"
+UPLOADS = ("/v1/vectors", "/v1/dictionaries", "/v1/lenses", "/v1/probes")
+"""What all sessions may name."""
+CALLS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
+COMPACT = f"{RESPONSES}/compact"
+TURNS = ("/generate", "/resume")
+"""How the paths of sessions end that ask for a turn."""
+
+
+class About(enum.Enum):
+    """Whom a request is for."""
+
+    SESSION = "the replica that has the session of the path"
+    RESPONSE = "the replica that has the response or the conversation of the path"
+    CREATE_RESPONSE = "a call that may name a session in a header, and a response in its body"
+    CALL = "a call that may name a session in a header"
+    NEW = "any replica with room: it opens a session"
+    FILES = "the replica that keeps the caller's files and batches"
+    EVERY = "every replica: what is stored must be the same at all"
+    GATHERED = "every replica: their answers are merged"
+    HERE = "the replica that is asked: each would answer alike, or only for itself"
+
+
+OWNED = frozenset({About.SESSION, About.RESPONSE, About.CREATE_RESPONSE, About.CALL, About.FILES})
+"""Requests that have an owner."""
+
+
+Target = tuple[About, str]
+"""Whom a request is for, and the id that its path names, if it names one."""
+
+
+def target_of(method: str, path: str) -> Target:
+    """What a request for the path is about. Unknown paths are for any replica, which refuses them."""
+    if method == "GET" and path in (SESSIONS, MODELS, MEMORY, EVENTS, *UPLOADS):
+        return About.GATHERED, ""
+    if method == "POST":
+        if path in (SESSIONS, f"{SESSIONS}/import", CONVERSATIONS):
+            return About.NEW, ""
+        if path in CALLS:
+            return About.CALL, ""
+        if path in (RESPONSES, COMPACT, f"{RESPONSES}/input_tokens"):
+            return About.CREATE_RESPONSE, ""
+    if path.startswith(UPLOADS) and method not in ("GET", "HEAD", "OPTIONS"):
+        return About.EVERY, ""
+    if path.startswith(("/v1/files", "/v1/batches")):
+        return About.FILES, ""
+    for prefix in (SESSIONS, RESPONSES, CONVERSATIONS):
+        if path.startswith(f"{prefix}/"):
+            about = About.SESSION if prefix == SESSIONS else About.RESPONSE
+            return about, path[len(prefix) + 1 :].partition("/")[0]
+    return About.HERE, ""
+
+
+def is_turn(method: str, path: str) -> bool:
+    """Whether the request asks for a turn, or for the rest of one."""
+    of_session = path.startswith(f"{SESSIONS}/") and path.endswith(TURNS)
+    return method == "POST" and (path in CALLS or path in (RESPONSES, COMPACT) or of_session)
+
+
+def previous_response(content: bytes) -> str | None:
+    """The response or conversation that a call continues. None, too, for a body that a replica will refuse."""
+    try:
+        fields: Any = orjson.loads(content.removeprefix(codecs.BOM_UTF8))  # as replicas read it
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(fields, dict):
+        return None
+    held = fields.get("conversation")
+    found = held.get("id") if isinstance(held, dict) else held
+    value = fields.get("previous_response_id") if found is None else found
+    return value if isinstance(value, str) else None
+
+
+def path_of(response_id: str) -> bytes:
+    """Of the response or conversation."""
+    kind = CONVERSATIONS if response_id.startswith("conv_") else RESPONSES
+    return f"{kind}/{quote(response_id, safe='')}".encode()
+
 
 REMEMBERED = 100_000
 """How many places are remembered without asking the store."""
@@ -48,38 +130,20 @@ Seek = Callable[[], Awaitable[Replica | None]]
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The replica of a request, and the store's key for it. Without a key any replica may answer."""
+    """The replica of a request, and the store's key for it. Without a key any replica may answer. If it `is_new`, it
+    was chosen just now, and another one would do. `seek` asks all replicas which of them has it. `is_name`: a client
+    chose the key as a name. If no replica has it, a new session gets the name.
+    """
 
     replica: Replica
     key: str | None = None
     is_new: bool = False
-    """Whether the replica was chosen just now, so that another one is as good."""
     seek: Seek | None = None
-    """Asks all replicas which of them has it."""
     is_name: bool = False
-    """Whether it is a name that a client chose. If no replica has it, a new session gets the name."""
-
-
-class _Found(NamedTuple):
-    replica: Replica | None
-    """The one that has it."""
-    is_sure: bool
-    """Whether every replica has answered."""
-    silent: list[str]
-    """Those that have not."""
-
-
-Question = tuple[bytes, tuple[bytes, ...]]
-"""The path that is asked for, and the client's keys, as the answer depends on the client."""
 
 
 class Owners:
-    """Finds the owner of a session, a response or a name. Used on the event loop only.
-
-    An id names its owner, and what is here is known here, so most requests need no lookup. The home of a moved session
-    says where it is, and that is remembered. If the home is away, the store is asked, and then all replicas: the home
-    may have handed the session on before.
-    """
+    """Finds the owner of a session, a response or a name. Used on the event loop only."""
 
     def __init__(
         self,
@@ -90,22 +154,21 @@ class Owners:
         bound: BoundSessions,
         responses: ResponseStore,
     ) -> None:
-        """`sessions`, `bound` and `responses` are this server's own, those on their way to or from it included."""
+        """`sessions`, `bound` and `responses` are this server's own, including those on their way to or from it."""
         self._fleet = fleet
         self._names = names
         self._hops = hops
         self._sessions = sessions
         self._bound = bound
         self._responses = responses
-        self._known: OrderedDict[str, str] = OrderedDict()
+        self._known: dict[str, str] = {}
         self._at_once = asyncio.Semaphore(AT_ONCE)
-        self._asking: dict[Question, asyncio.Task[_Found]] = {}
-        self._nobody: dict[Question, tuple[float, _Found]] = {}
-        """Questions to which no replica said yes, and until when that holds, the oldest first."""
+        self._asking: dict[tuple[bytes, ...], asyncio.Task[Replica | None]] = {}
+        """By the path and the client's keys, because the answer depends on the client."""
 
     @property
     def known(self) -> set[str]:
-        """The names of all replicas that may have sessions, this one too, whether they are there or not."""
+        """The names of all replicas that may have sessions, present or not, including this one."""
         return {*self._names.known, *(each.name for each in self._fleet.answering), self._fleet.here}
 
     async def of_session(self, session_id: str, scope: Scope) -> Owner:
@@ -128,13 +191,13 @@ class Owners:
         if is_id:
             return await self.of_session(name, scope)
         path = f"{SESSIONS}?limit=1&name={quote(name, safe='')}".encode()
-        return await self._of_bound(name_key(owner, name), partial(self._seek, path, scope))
+        return await self._of_key(name_key(owner, name), None, partial(self._seek, path, scope))
 
     async def of_files(self, owner: str | None) -> Owner:
         """The replica that keeps the owner's files and batches: all of them are at one. Raises `ReplicaAway` and
         `DirectoryAway`.
         """
-        return await self._of_bound(f"files {owner or ''}", None)
+        return await self._of_key(f"files {owner or ''}", None, None)
 
     async def replaced(self, owner: Owner) -> Owner:
         """Another replica for something new, as the first takes nothing. Raises `ReplicaAway` and `DirectoryAway`."""
@@ -149,28 +212,42 @@ class Owners:
         except DirectoryAway as error:
             logger.warning("%s; what has moved is known here alone", error.message)
 
-    async def _of_bound(self, key: str, seek: Seek | None) -> Owner:
-        """The replica that the store has for a key, or that is chosen now."""
-        try:
-            known = self._recall(key) or await self._names.find(key)
-        except DirectoryAway:  # a session that is there goes on all the same
-            with suppress(ReplicaAway):
-                if seek is not None and (found := await seek()) is not None:
-                    self._remember(key, found.name)
-                    return Owner(found, key, seek=seek, is_name=True)
-            raise
-        if known is None:
-            return await self._rebound(key, None)
-        self._remember(key, known)
+    async def _of_id(self, key: str, home: str | None, is_here: bool, path: bytes, scope: Scope) -> Owner:
+        if is_here or home is None:  # no replica makes ids without a home: this one says whether the caller may ask
+            return Owner(self._fleet.own, key if is_here else None)
+        return await self._of_key(key, home, partial(self._seek, path, scope))
+
+    async def _of_key(self, key: str, home: str | None, seek: Seek | None) -> Owner:
+        """The replica of a key: the one that is remembered, its home, the one in the store, or the one that says that
+        it has it. If none has it, a key without a home gets a replica with room.
+        """
+        is_name, known = home is None, self._known.get(key) or home
         replica = self._fleet.find(known)
-        if replica is not None and replica.state is not State.AWAY:
-            return Owner(replica, key, seek=seek, is_name=True)
-        if seek is not None and (found := await seek()) is not None:
-            await self.moved(key, found.name)
-            return Owner(found, key, seek=seek, is_name=True)
-        if known not in self._names.known:
-            return await self._rebound(key, known)
-        return Owner(self._fleet.reachable(known), key)  # raises
+        if known is None or replica is None or replica.state is State.AWAY:
+            try:
+                known = await self._names.find(key) or known
+            except DirectoryAway as error:  # a session that is there goes on all the same
+                with suppress(ReplicaAway):
+                    if seek is not None and (found := await seek()) is not None:
+                        self._remember(key, found.name)
+                        return Owner(found, key, seek=seek, is_name=is_name)
+                if is_name:
+                    raise
+                message = f"replica {known} is away, and so is the store, which would know of a move: try again"
+                raise ReplicaAway(message) from error
+            if known is None:
+                return await self._rebound(key, None)
+            replica = self._fleet.find(known)
+            if replica is None or replica.state is State.AWAY:
+                if seek is not None and (found := await seek()) is not None:
+                    await self.moved(key, found.name)
+                    return Owner(found, key, seek=seek, is_name=is_name)
+                if known in self._names.known:
+                    return Owner(self._fleet.reachable(known), key)  # raises
+                return await self._rebound(key, known) if is_name else Owner(self._fleet.own)
+        if known != home:
+            self._remember(key, known)
+        return Owner(replica, key, seek=seek, is_name=is_name)
 
     async def _rebound(self, key: str, old: str | None, but: str | None = None) -> Owner:
         """Choose a replica for the key. Of several that do so at the same time, one wins."""
@@ -179,89 +256,43 @@ class Owners:
         self._remember(key, found)
         return Owner(self._fleet.reachable(found), key, is_new=found == placed)
 
-    async def _of_id(self, key: str, home: str | None, is_here: bool, path: bytes, scope: Scope) -> Owner:
-        known = self._recall(key) or home
-        if is_here:
-            return Owner(self._fleet.own, key)
-        if known is None:
-            return Owner(self._fleet.own)  # no replica makes such ids: this one says whether the caller may ask
-        replica, seek = self._fleet.find(known), partial(self._seek, path, scope)
-        if replica is not None and replica.state is not State.AWAY:
-            return Owner(replica, key, seek=seek)
-        try:
-            found = self._fleet.find(await self._names.find(key))
-        except DirectoryAway:
-            message = f"replica {known} is away, and so is the store, which would know of a move: try again"
-            raise ReplicaAway(message) from None
-        if found is None or found.name == known or found.state is State.AWAY:
-            found = await seek()
-        if found is not None:
-            await self.moved(key, found.name)
-            return Owner(found, key, seek=seek)
-        if known in self._names.known:
-            return Owner(self._fleet.reachable(known), key)  # raises
-        return Owner(self._fleet.own)
-
-    # Questions to all replicas, for what one has handed on before it went away.
-
     async def _seek(self, path: bytes, scope: Scope) -> Replica | None:
-        """The replica that has it; None: no replica does. Raises `ReplicaAway` if one did not answer that may."""
-        question = path, tuple(value for name, value in scope["headers"] if name in KEYS)
-        now = time.monotonic()
-        while self._nobody and next(iter(self._nobody.values()))[0] <= now:
-            del self._nobody[next(iter(self._nobody))]
-        if question in self._nobody:
-            _, found = self._nobody[question]
-        else:
-            asking = self._asking.get(question)
-            if asking is None:
-                asking = self._asking[question] = asyncio.create_task(self._ask_all(path, scope))
-                asking.add_done_callback(lambda task: self._note(question, task))
-            found = await asyncio.shield(asking)
-        if found.replica is None and not found.is_sure:
-            who = f"replica {', '.join(found.silent)}" if found.silent else "a replica"
-            raise ReplicaAway(f"{who} may have it, and does not answer: try again")
-        return found.replica
+        """Ask all replicas which of them has it; None: none has. Raises `ReplicaAway` if one that may have it does not
+        answer. Equal questions share an answer.
+        """
+        question = path, *(value for name, value in scope["headers"] if name in KEYS)
+        if question not in self._asking:
+            task = self._asking[question] = asyncio.create_task(self._ask_all(path, scope))
+            task.add_done_callback(partial(self._keep, question))
+        return await asyncio.shield(self._asking[question])
 
-    async def _ask_all(self, path: bytes, scope: Scope) -> _Found:
-        asked = [self._hops.get(each, scope, path, PATIENCE_S) for each in self._fleet.answering]
+    def _keep(self, question: tuple[bytes, ...], task: asyncio.Task[Replica | None]) -> None:
+        is_found = task.cancelled() or (task.exception() is None and task.result() is not None)
+        asyncio.get_running_loop().call_later(0 if is_found else NOBODY_S, self._asking.pop, question, None)
+
+    async def _ask_all(self, path: bytes, scope: Scope) -> Replica | None:
         async with self._at_once:
-            gathered = await asyncio.gather(*asked, return_exceptions=True)
-        told = [each for each in gathered if not isinstance(each, BaseException)]
+            told = await self._hops.get(self._fleet.answering, scope, path, PATIENCE_S)
         has = [
             answer.replica
-            for answer, content in told
+            for answer, content in told.values()
             if not_done(answer.headers) == "moving"
             or (answer.status == 200 and orjson.loads(content).get("data") != [])  # a list of those with the name
         ]
-        homes = {answer.replica: moved_to(answer.headers) for answer, _ in told}
+        homes = {answer.replica: moved_to(answer.headers) for answer, _ in told.values()}
         left = {replica: self._fleet.find(home) for replica, home in homes.items() if home is not None}
         last = [home for home in left.values() if home is not None and home not in left]  # not handed on since
-        silent = set(self._names.known) - {answer.replica.name for answer, _ in told if answer.status in DEFINITE}
-        is_told = not silent and all(answer.status in DEFINITE for answer, _ in told)
-        if not is_told:  # one that lacks it may have forgotten to whom it has handed it on
+        silent = {*self._names.known, *told} - {name for name, each in told.items() if each[0].status in DEFINITE}
+        if silent:  # one that lacks it may have forgotten to whom it has handed it on
             last = [home for home in last if home.state is not State.AWAY and home not in homes]
         found = next(iter([*has, *last]), None)
-        return _Found(found, is_told and (not left or None in left.values()), sorted(silent))
-
-    def _note(self, question: Question, task: asyncio.Task[_Found]) -> None:
-        del self._asking[question]
-        if not task.cancelled() and task.exception() is None and task.result().replica is None:
-            self._nobody[question] = time.monotonic() + NOBODY_S, task.result()
-
-    def _recall(self, key: str) -> str | None:
-        if key in self._known:
-            self._known.move_to_end(key)
-        return self._known.get(key)
+        if found is None and (silent or (left and None not in left.values())):
+            who = f"replica {', '.join(sorted(silent))}" if silent else "a replica"
+            raise ReplicaAway(f"{who} may have it, and does not answer: try again")
+        return found
 
     def _remember(self, key: str, replica: str) -> None:
+        self._known.pop(key, None)
         self._known[key] = replica
-        self._known.move_to_end(key)
         if len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
-
-
-def path_of(response_id: str) -> bytes:
-    """Of the response or conversation."""
-    kind = CONVERSATIONS if response_id.startswith("conv_") else RESPONSES
-    return f"{kind}/{quote(response_id, safe='')}".encode()
+            del self._known[next(iter(self._known))]

@@ -10,19 +10,17 @@ import asyncio
 import logging
 import socket
 from array import array
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import msgspec
 
 from app.cluster.fleet import Fleet, Replica
-from app.cluster.moves.calls import PeerCalls, give
-from app.cluster.moves.doors import Offered, Way, read_message
-from app.cluster.moves.wire import PREFIX, Model
+from app.cluster.moves.talk import PREFIX, Offered, PeerCalls, Way, give, model_of
+from app.cluster.tasks import Tasks
 from app.domain.errors import DjinnError, PeerAway, PeerFull, PeerMismatch, WrongState
 from app.domain.homes import new_session_id
-from app.domain.values import SamplingParams, SessionId, StopRule
+from app.domain.values import SamplingParams, StopRule
 from app.messages import Close, ComputePrompt, Lacking, Open, ReceivedPrompt, ReceivePrompt, SendPrompt, SentKV, Submit
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
@@ -39,27 +37,28 @@ OFFER_S = 2.0
 SHUNNED_S = 1.0
 """How long a server that has refused a prompt is not asked again."""
 AT_ONCE = 16
-"""How many prompts may wait or be computed here. A further one is computed at its home, which is faster."""
-NO_TOKENS = StopRule(0)
+"""How many prompts may wait or be computed here. A further one is computed sooner at its home."""
+GREEDY, NO_TOKENS = SamplingParams(seed=0, temperature=0), StopRule(0)
 GO = b"g"
-"""What the home sends when it has taken the connection from its HTTP client. Nothing comes to it before."""
+"""What the home sends once it has taken the connection from its HTTP client. Until then it gets nothing."""
 
 
 class PromptOffer(msgspec.Struct, frozen=True):
-    """A prompt whose KV is to come over the connection. Closing the connection cancels it."""
+    """A prompt whose KV is to come over the connection, from the block with the number `first` on. Closing the
+    connection cancels it.
+
+    `source` is the server that asks. `namespace` is None if the session has that of its tenant: then other sessions may
+    use what is computed for it. `token_ids` are those of the whole prompt, as the journal has them.
+    """
 
     format: int
     source: str
-    """The server that asks."""
-    model: Model
+    model: dict[str, int | str]
     block_size: int
     tenant: str
     namespace: str | None
-    """Of the session, if it is not the tenant's: only then may others find what has been computed for it."""
     token_ids: bytes
-    """Of the whole prompt, as the journal has them."""
     first: int
-    """The number of the first block that is to come."""
 
 
 class Prefill:
@@ -71,13 +70,12 @@ class Prefill:
         self._fleet = fleet
         self._role = settings.role
         self._least = settings.prefill_apart_tokens
-        self._model = Model.of(registry.executor.engine.info)
+        self._model = model_of(registry.executor.engine.info)
         self._block_size = settings.block_size
         self._calls = calls
-        self._serving = 0
-        """Prompts that wait or are computed here."""
-        self._under_way = set[asyncio.Task[None]]()
-        self.ways: Mapping[str, Way] = {PROMPT: self.offer}
+        self.tasks = Tasks()
+        """Prompts of others that wait or are computed here, or own ones that others compute."""
+        self.ways: Mapping[str, Way] = {PROMPT: (PromptOffer, self.offer)}
         """What other servers may offer, by path."""
 
     def start(self) -> None:
@@ -86,31 +84,19 @@ class Prefill:
             self._registry.turns.apart_tokens = self.apart_tokens
             self._registry.table.on_lacking = self._lacking
 
-    async def close(self) -> None:
-        """Give up all that is under way."""
-        for task in self._under_way:
-            task.cancel()
-        if self._under_way:
-            await asyncio.wait(self._under_way)
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-
     # Prompts that other servers compute for this one.
 
+    def _lacking(self, session: Session, notice: Lacking) -> None:
+        self.tasks.start(self._have_computed(session, notice))
+
     def apart_tokens(self) -> int:
-        """How many tokens without KV make a prompt that another server may compute; 0: none does."""
+        """From how many tokens without KV on another server may compute a prompt; 0: none does."""
         return self._least if self._best() is not None else 0
 
     def _best(self) -> Replica | None:
         """The server with the fewest turns of those that compute prompts."""
-        found = [each for each in self._fleet.ready if each.load and each.seen.role == PREFILL]
-        return min(found, key=lambda each: each.load.turns + each.placed if each.load else 0, default=None)
-
-    def _lacking(self, session: Session, notice: Lacking) -> None:
-        self._start(self._have_computed(session, notice))
+        found = [each for each in self._fleet.ready if each.seen.role == PREFILL]
+        return min(found, key=lambda each: each.seen.load.turns + each.placed, default=None)
 
     async def _have_computed(self, session: Session, notice: Lacking) -> None:
         executor, number = self._registry.executor, None
@@ -165,51 +151,39 @@ class Prefill:
 
     # Prompts that this server computes for others.
 
-    async def offer(self, body: bytes) -> Offered:
+    async def offer(self, offer: PromptOffer) -> Offered:
         """Take note of a prompt. Raises `PeerMismatch`, `PeerFull`."""
-        offer: PromptOffer = read_message(body, PromptOffer)
-        executor = self._registry.executor
         if self._role != PREFILL:
             raise PeerMismatch("this server computes no prompts for others: its role is not prefill")
         if (offer.format, offer.model, offer.block_size) != (FORMAT, self._model, self._block_size):
             raise PeerMismatch("the prompt is for another version, model or size of blocks than this server has")
-        if self._serving >= AT_ONCE:
+        if len(self.tasks) >= AT_ONCE:
             raise PeerFull(f"{AT_ONCE} prompts wait here")
         try:
             self._registry.table.require_no_drain()
-            executor.check()
+            self._registry.executor.check()
         except DjinnError as error:
             raise PeerFull(error.message) from error
-        self._serving += 1
-        return Offered("computed", lambda connection: self._start(self._serve(offer, connection)), self._lose)
-
-    async def _lose(self) -> None:
-        self._serving -= 1
+        return Offered("computed", lambda connection: self.tasks.start(self._serve(offer, connection)))
 
     async def _serve(self, offer: PromptOffer, connection: socket.socket) -> None:
-        session, executor = new_session_id(self._fleet.here), self._registry.executor
+        """Have the engine compute the prompt without its last token, whose logits the home computes, and send it."""
+        executor, session = self._registry.executor, new_session_id(self._fleet.here)
         try:
             await _go(connection)
-            sent = await self._send(session, offer, give(executor, connection))
+            number, tokens = give(executor, connection), tuple(array("I", offer.token_ids))
+            executor.post(partial(Open, session=session, tenant=offer.tenant, namespace=offer.namespace))
+            turn = partial(Submit, session=session, token_ids=tokens[:-1], sampling=GREEDY, stop=NO_TOKENS)
+            executor.start_turn(turn, lambda event: None)
+            sent: SentKV = await executor.call(
+                partial(SendPrompt, session=session, connection=number, first=offer.first)
+            )
             self._metrics.served(sent.computed_tokens)
         except (DjinnError, OSError) as error:
             logger.info("a prompt of %s was not computed to its end: %s", offer.source, error)
         finally:
-            self._serving -= 1
             if executor.failure is None:
                 executor.post(partial(Close, session=session))
-
-    async def _send(self, session: SessionId, offer: PromptOffer, number: int) -> SentKV:
-        """Have the engine compute the prompt without its last token, whose logits the home computes, and send it.
-        Raises `DjinnError`.
-        """
-        executor, tokens = self._registry.executor, array("I", offer.token_ids)
-        executor.post(partial(Open, session=session, tenant=offer.tenant, namespace=offer.namespace))
-        greedy = SamplingParams(seed=0, temperature=0)
-        turn = partial(Submit, session=session, token_ids=tuple(tokens[:-1]), sampling=greedy, stop=NO_TOKENS)
-        executor.start_turn(turn, lambda event: None)
-        sent: SentKV = await executor.call(partial(SendPrompt, session=session, connection=number, first=offer.first))
-        return sent
 
 
 async def _go(connection: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""WebSockets one hop on: messages pass both ways, each whole, until either side ends the connection."""
+"""WebSockets to another replica: whole messages pass both ways until either side ends the connection."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from websockets.frames import CloseCode
 
 from app.cluster.fleet import Replica
 from app.cluster.hop import HOP_HEADER, Hops, end_to_end, forwarded, moved_to, target_bytes
-from app.cluster.owners import Owner, Owners, path_of
-from app.cluster.targets import RESPONSES, previous_response
-from app.cluster.wires import CONNECT_S, Headers
+from app.cluster.owners import RESPONSES, Owner, Owners, path_of, previous_response
+from app.cluster.wires import CONNECT_S
 from app.domain.errors import DjinnError, ReplicaAway, ReplicaLost, ReplicaMoving
 from app.web.middleware import SESSION_HEADER, TOKEN_HEADER
 
@@ -44,8 +43,8 @@ class Sockets:
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection until either side ends it. Raises `DjinnError` before the handshake is answered.
 
-        One whose headers name nothing is accepted at once: a client that comes back names its last response in its
-        first message, and that has an owner.
+        If the headers name nothing, the handshake is accepted at once: the first message may name a response, which has
+        an owner.
         """
         if scope["path"] != RESPONSES:
             await self._app(scope, receive, send)
@@ -72,8 +71,10 @@ class Sockets:
         if owner.seek is None:  # it is here
             return owner
         # A first message can be sent to one replica alone: its former home says now whether it has moved on.
-        answer, _ = await self._hops.get(owner.replica, scope, path_of(previous), ANSWER_S)
-        return await self._moved(owner, moved_to(answer.headers)) or owner
+        told = await self._hops.get([owner.replica], scope, path_of(previous), ANSWER_S)
+        if not told:
+            raise ReplicaAway(f"replica {owner.replica.name} does not answer: try again")
+        return await self._moved(owner, moved_to(told[owner.replica.name][0].headers)) or owner
 
     async def _moved(self, owner: Owner, name: str | None) -> Owner | None:
         """Where the session is now, if the replica of that name is known. Raises `ReplicaAway`."""
@@ -92,20 +93,29 @@ class Sockets:
         async def receive_again() -> Message:
             return before.pop(0) if before else await receive()
 
+        async def send_on(message: Message) -> None:
+            if not (is_open and message["type"] == "websocket.accept"):
+                await send(message)
+
         for is_last in (False, True):
-            if owner.replica is self._hops.fleet.own:
-                moved = await self._serve_here(scope, receive_again, send, is_open=is_open)
-                if moved is None:
+            if owner.replica is self._hops.fleet.own and owner.seek is None:  # it is here
+                await self._app(scope, receive_again, send_on)
+                return
+            try:
+                connection = await self._connect(owner.replica, scope)
+                break
+            except InvalidStatus as refused:
+                answer = refused.response
+                items = [
+                    (name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers.raw_items()
+                ]
+                headers = [each for each in end_to_end(items) if each[0] != b"content-length"]
+                moved = moved_to(headers)
+                if moved is None and not is_open:
+                    start = {"type": "websocket.http.response.start", "status": answer.status_code}
+                    await send({**start, "headers": headers})
+                    await send({"type": "websocket.http.response.body", "body": answer.body or b""})
                     return
-            else:
-                try:
-                    connection = await self._connect(owner.replica, scope)
-                    break
-                except InvalidStatus as refused:
-                    moved = moved_to(end_to_end(_raw(refused)))
-                    if moved is None and not is_open:
-                        await _deny(refused, send)
-                        return
             next_owner = None if is_last else await self._moved(owner, moved)
             if next_owner is None:
                 raise ReplicaMoving("the session moves on, or is refused there: connect again")
@@ -115,20 +125,6 @@ class Sockets:
         if before and before[0]["type"] == "websocket.connect":
             del before[0]
         await self._join(owner.replica, connection, receive_again, send)
-
-    async def _serve_here(self, scope: Scope, receive: Receive, send: Send, *, is_open: bool) -> str | None:
-        """Serve it at this replica. If the session has moved, nothing is sent: returns where it is."""
-        moved: str | None = None
-
-        async def send_own(message: Message) -> None:
-            nonlocal moved
-            if message["type"] == "websocket.http.response.start":
-                moved = moved_to(message["headers"])
-            if moved is None and not (is_open and message["type"] == "websocket.accept"):
-                await send(message)
-
-        await self._app(scope, receive, send_own)
-        return moved
 
     async def _connect(self, replica: Replica, scope: Scope) -> ClientConnection:
         """Raises `ReplicaAway`, `ReplicaLost`, `InvalidStatus` with the answer of a replica that refuses."""
@@ -155,13 +151,32 @@ class Sockets:
         except InvalidStatus:
             raise
         except OSError as error:  # a timeout too
-            raise ReplicaAway(f"replica {replica.name} at {replica.url} cannot be reached: try again") from error
+            raise ReplicaAway(f"replica {replica.name} cannot be reached: try again") from error
         except InvalidHandshake as error:
             raise ReplicaLost(f"replica {replica.name} has not answered the handshake: {error}") from error
 
     async def _join(self, replica: Replica, connection: ClientConnection, receive: Receive, send: Send) -> None:
         """Pass messages both ways until one side ends. If the replica is lost, the client is told to come again."""
-        ways = [asyncio.create_task(_pass_up(receive, connection)), asyncio.create_task(_pass_down(connection, send))]
+
+        async def pass_up() -> None:
+            with contextlib.suppress(ConnectionClosed):  # which the other way tells the client
+                while (message := await receive())["type"] == "websocket.receive":
+                    await connection.send(_content(message))
+                await connection.close(_closable(message.get("code")))
+
+        async def pass_down() -> None:
+            try:
+                while True:
+                    message = await connection.recv()
+                    await send({"type": "websocket.send", "text" if isinstance(message, str) else "bytes": message})
+            except ConnectionClosed as closed:
+                said = closed.rcvd
+            if said is None:
+                await _close(send, CloseCode.TRY_AGAIN_LATER, "the replica went away")
+            else:
+                await _close(send, said.code, said.reason)
+
+        ways = [asyncio.create_task(pass_up()), asyncio.create_task(pass_down())]
         try:
             with self._hops.cutting(replica, connection.transport.abort):
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -172,33 +187,13 @@ class Sockets:
             connection.transport.abort()
 
 
-async def _pass_up(receive: Receive, connection: ClientConnection) -> None:
-    with contextlib.suppress(ConnectionClosed):  # which the other way tells the client
-        while (message := await receive())["type"] == "websocket.receive":
-            await connection.send(_content(message))
-        await connection.close(_closable(message.get("code")))
-
-
-async def _pass_down(connection: ClientConnection, send: Send) -> None:
-    try:
-        while True:
-            message = await connection.recv()
-            await send({"type": "websocket.send", "text" if isinstance(message, str) else "bytes": message})
-    except ConnectionClosed as closed:
-        said = closed.rcvd
-    if said is None:
-        await _close(send, CloseCode.TRY_AGAIN_LATER, "the replica went away")
-    else:
-        await _close(send, said.code, said.reason)
-
-
 def _content(message: Message) -> str | bytes:
     text: str | None = message.get("text")
     return text if text is not None else message.get("bytes") or b""
 
 
 def _closable(code: Any) -> int:
-    """The code as it may be sent (RFC 6455, 7.4): some are only said of an end without one."""
+    """A code that may be sent (RFC 6455, 7.4). Some codes only describe a connection that ended without one."""
     return code if isinstance(code, int) and code not in (1005, 1006, 1015) and 1000 <= code < 5000 else 1000
 
 
@@ -206,14 +201,3 @@ async def _close(send: Send, code: int, reason: str) -> None:
     cut = reason.encode()[:120].decode(errors="ignore")  # RFC 6455, 5.5: 123 bytes
     with contextlib.suppress(RuntimeError):  # the client has gone already
         await send({"type": "websocket.close", "code": _closable(int(code)), "reason": cut})
-
-
-def _raw(refused: InvalidStatus) -> Headers:
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in refused.response.headers.raw_items()]
-
-
-async def _deny(refused: InvalidStatus, send: Send) -> None:
-    """Refuse the handshake with the replica's answer."""
-    headers = [each for each in end_to_end(_raw(refused)) if each[0] != b"content-length"]
-    await send({"type": "websocket.http.response.start", "status": refused.response.status_code, "headers": headers})
-    await send({"type": "websocket.http.response.body", "body": refused.response.body or b""})

@@ -1,4 +1,4 @@
-"""The cluster's store: keys and values that all replicas see alike, in etcd or in a file of one machine.
+"""The cluster's store: keys and values that all replicas see alike, in etcd or in a SQLite file of one machine.
 
 It has three kinds of keys:
 
@@ -10,14 +10,27 @@ It has three kinds of keys:
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from typing import Protocol
+import asyncio
+import os
+import secrets
+import sqlite3
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from app.domain.errors import DirectoryAway, FieldOutOfRange
+from app.machine.files import is_over_network, make_private, make_private_folder
+from app.machine.memory import boot_time, machine_id
 
 FLEET, PLACE = "fleet/", "place/"
 MEMBER, JOURNAL, TOMB = f"{FLEET}member/", f"{FLEET}journal/", f"{FLEET}tombstone/"
 
 
-class Store(Protocol):
+class Store(ABC):
     """One replica's view of the store. Every method raises `DirectoryAway` if the store does not answer."""
 
     shown: str
@@ -25,38 +38,172 @@ class Store(Protocol):
 
     async def read(self, key: str) -> str | None:
         """The value; None: there is none."""
-        ...
+        return (await self.read_all(key, most=1)).get(key)  # no other key with that prefix comes before it
 
+    @abstractmethod
     async def read_all(self, prefix: str, after: str = "", most: int = 0) -> dict[str, str]:
         """The values of all keys with that prefix at one moment, ordered by key. Only those after the key `after`, and
         at most `most`, if that is not 0.
         """
-        ...
 
+    @abstractmethod
     async def write(self, key: str, value: str) -> None:
         """Set the value."""
-        ...
 
+    @abstractmethod
     async def swap(self, key: str, before: str | None, after: str | None) -> bool:
-        """Replace the value `before` by `after`, where None stands for no value. Returns whether it was `before`. If
-        the answer is lost, the caller cannot know that.
-        """
-        ...
+        """Replace the value `before` by `after`; None stands for no value. Returns whether it was `before`."""
 
+    @abstractmethod
     async def lend(self, key: str, value: str, seconds: float) -> bool:
-        """Set the value for so many seconds. Returns whether this view has lent one without a gap since the first time:
-        if not, another replica may have seen none.
+        """Set the value for that many seconds. Returns whether this view has lent one without a gap since the first
+        time. If not, another replica may have seen none.
         """
-        ...
 
+    @abstractmethod
     async def take_back(self, key: str) -> None:
         """Remove the lent value."""
-        ...
 
+    @abstractmethod
     def watch(self, prefix: str, within_s: float) -> AsyncGenerator[None, None]:
         """Yields at once, whenever a key with that prefix may have changed, and at least every `within_s` seconds."""
-        ...
 
+    @abstractmethod
     async def close(self) -> None:
         """Close connections."""
-        ...
+
+
+FILE = "cluster.sqlite3"
+BUSY_S = 2.0
+"""How long another replica may have the file: each transaction takes milliseconds."""
+POLL_S = 0.2
+"""Between two looks at whether another replica has written: SQLite wakes nobody."""
+TABLE = """
+CREATE TABLE IF NOT EXISTS entry (
+    key TEXT PRIMARY KEY, value TEXT NOT NULL, lender TEXT, ends_at REAL, machine TEXT
+) STRICT, WITHOUT ROWID
+"""
+"""Lent values end by the boot clock. All processes of a machine share it, and it runs while the machine sleeps. Values
+from before the machine's start have ended.
+"""
+LIVES = "(lender IS NULL OR (ends_at > ? AND machine = ?))"
+READ, LASTING = "READ", "FULL"
+"""Special kinds of transactions: without a lock, and flushed to the disk."""
+LAST = chr(sys.maxunicode)
+
+T = TypeVar("T")
+
+
+class FolderStore(Store):
+    """The store for replicas of one machine. Everything but lent values is flushed to the disk."""
+
+    def __init__(self, path: str) -> None:
+        """The store in that folder, which the first use makes. Raises `FieldOutOfRange` for a network file system."""
+        self._folder = Path(path).expanduser()
+        self.shown = f"folder:{self._folder}"
+        self._connection: sqlite3.Connection | None = None
+        self._opened: os.stat_result | None = None
+        self._machine, self._lender = machine_id(), secrets.token_hex(8)
+        # A commit waits for the disk and for other replicas: the event loop must not.
+        self._thread = ThreadPoolExecutor(1, "djinn-cluster")
+
+    async def read_all(self, prefix: str, after: str = "", most: int = 0) -> dict[str, str]:
+        found = f"SELECT key, value FROM entry WHERE key > ? AND key >= ? AND key < ? AND {LIVES} ORDER BY key LIMIT ?"
+        values = (after, prefix, f"{prefix}{LAST}", boot_time(), self._machine, most or -1)
+        return await self._do(lambda file: dict(file.execute(found, values)), READ)
+
+    async def write(self, key: str, value: str) -> None:
+        await self._do(lambda file: self._put(file, key, value), LASTING)
+
+    async def swap(self, key: str, before: str | None, after: str | None) -> bool:
+        def swapped(file: sqlite3.Connection) -> bool:
+            living = (key, boot_time(), self._machine)
+            found = file.execute(f"SELECT value FROM entry WHERE key = ? AND {LIVES}", living).fetchone()
+            is_same = (None if found is None else found[0]) == before
+            if is_same and after is None:
+                file.execute("DELETE FROM entry WHERE key = ?", (key,))
+            elif is_same and after is not None:
+                self._put(file, key, after)
+            return is_same
+
+        return await self._do(swapped, LASTING)
+
+    async def lend(self, key: str, value: str, seconds: float) -> bool:
+        def lent(file: sqlite3.Connection) -> bool:
+            now = boot_time()
+            had = f"SELECT 1 FROM entry WHERE key = ? AND lender = ? AND {LIVES}"
+            is_on = file.execute(had, (key, self._lender, now, self._machine)).fetchone() is not None
+            self._put(file, key, value, self._lender, now + seconds, self._machine)
+            return is_on
+
+        return await self._do(lent)
+
+    async def take_back(self, key: str) -> None:
+        mine = (key, self._lender)
+        await self._do(lambda file: file.execute("DELETE FROM entry WHERE key = ? AND lender = ?", mine))
+
+    async def watch(self, prefix: str, within_s: float) -> AsyncGenerator[None, None]:
+        def version(file: sqlite3.Connection) -> tuple[int, int]:  # changes elsewhere in the file count too
+            return file.execute("PRAGMA data_version").fetchone()[0], file.total_changes
+
+        while True:
+            seen, until = await self._do(version, READ), boot_time() + within_s
+            yield
+            while boot_time() < until and await self._do(version, READ) == seen:  # noqa: ASYNC110 (see POLL_S)
+                await asyncio.sleep(POLL_S)
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await asyncio.get_running_loop().run_in_executor(self._thread, connection.close)
+        self._thread.shutdown(wait=False)
+
+    def _put(self, file: sqlite3.Connection, key: str, value: str, *lent: object) -> None:
+        file.execute("REPLACE INTO entry VALUES (?, ?, ?, ?, ?)", (key, value, *(lent or (None, None, None))))
+
+    async def _do(self, what: Callable[[sqlite3.Connection], T], how: str = "NORMAL") -> T:
+        """Do it in one transaction. Raises `DirectoryAway`."""
+
+        def transact() -> T:
+            try:
+                file = self._open()
+                if how == READ:
+                    return what(file)
+                file.execute(f"PRAGMA synchronous = {how}")
+                with file:
+                    file.execute("BEGIN IMMEDIATE")
+                    return what(file)
+            except (sqlite3.Error, OSError) as error:
+                raise DirectoryAway(f"the cluster's store {self.shown} cannot be used: {error}") from error
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, transact)
+
+    def _open(self) -> sqlite3.Connection:
+        """The file, opened again if it was replaced. Raises `sqlite3.Error`, `OSError`, and `FieldOutOfRange` on a file
+        system that several machines share: their clocks differ.
+        """
+        path = self._folder / FILE
+        if self._connection is not None and self._opened is not None:
+            with suppress(FileNotFoundError):
+                if os.path.samestat(self._opened, path.stat()):
+                    return self._connection
+            self._connection.close()
+            self._connection = None
+        make_private_folder(self._folder)
+        if is_over_network(self._folder):
+            raise FieldOutOfRange(
+                f"cluster: {self._folder} is on a file system of several machines: folder: is for the replicas of one. "
+                "Several machines need etcd",
+                param="cluster",
+            )
+        make_private(path)
+        self._opened = path.stat()
+        file = sqlite3.connect(path, BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            file.execute("PRAGMA journal_mode = WAL")
+            file.execute(TABLE)
+        except BaseException:
+            file.close()
+            raise
+        self._connection = file
+        return file

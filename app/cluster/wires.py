@@ -1,7 +1,7 @@
-"""HTTP/1.1 to other replicas, by h11 on connections of asyncio, which are kept for the next requests.
+"""HTTP/1.1 to other replicas, by h11 on asyncio's connections, which are kept for later requests.
 
-Every forwarded request and every part of its stream passes here, so there are no layers between. httpcore was tried:
-its pool looks at each open connection at each request.
+Every forwarded request and every part of its stream passes here, so there are no layers in between. httpcore was tried:
+its pool looks at all open connections for each request.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import h11
 
 CONNECT_S = 1.0
 MOST_IDLE, IDLE_S = 256, 30.0
-"""Unused connections that are kept to each replica, and for how long: servers keep them longer."""
+"""How many unused connections to each replica are kept, and for how long. Servers keep them longer."""
 HIGH_BYTES = 256 << 10
-"""How much may be read and not taken yet. With more, reading pauses."""
+"""With more bytes that nobody has taken, reading pauses."""
 LONGEST_HEAD = 64 << 10
 
 Headers = list[tuple[bytes, bytes]]
@@ -30,62 +30,55 @@ class WireLost(OSError):
 
 
 class Wire(asyncio.Protocol):
-    """One connection to another replica. It has one request at a time."""
+    """A connection to another replica, for one request at a time."""
 
     def __init__(self) -> None:
         self.was_used = False
-        """Whether it has had a request before. Then the other end may close it just as the next one is sent."""
+        """Whether it has had a request before. The other end may close such a connection just as the next one is sent.
+        """
         self.idle_since = 0.0
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=LONGEST_HEAD)
         self._transport: asyncio.Transport
         self._read = bytearray()
-        self._has_ended, self._why = False, ""
-        self._news: asyncio.Future[None] | None = None
-        """Waited for by a reader."""
-        self._room = asyncio.Event()
+        self._has_ended = self._is_aborted = False
+        self._news, self._room = asyncio.Event(), asyncio.Event()
+        """What a reader and a writer wait for."""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called when the connection is open."""
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: Any) -> None:
         self._transport = transport
         self._room.set()
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
-        """Called with what has arrived."""
         self._read += data
         if len(self._read) > HIGH_BYTES:
             self._transport.pause_reading()
-        self._tell()
+        self._news.set()
 
     def eof_received(self) -> None:
-        """Called when the other end sends nothing more."""
         self._has_ended = True
-        self._tell()
+        self._news.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called when the connection has ended."""
         self._room.set()
         self.eof_received()
 
     def pause_writing(self) -> None:
-        """Called when the other end must read before more is written."""
         self._room.clear()
 
     def resume_writing(self) -> None:
-        """Called when the other end has read."""
         self._room.set()
 
-    def abort(self, why: str = "") -> None:
+    def abort(self) -> None:
         """End it at once: its reader gets `WireLost`."""
-        self._why = self._why or why or "it was closed"
+        self._is_aborted = True
         self._transport.abort()
-        self._tell()
+        self._news.set()
 
     @property
     def is_fresh(self) -> bool:
         """Whether nothing has arrived and nobody has closed it since its last request."""
-        return not (self._has_ended or self._why or self._read)
+        return not (self._has_ended or self._is_aborted or self._read)
 
     def restart(self, now: float) -> bool:
         """Prepare for the next request. Returns False if the last exchange is not complete."""
@@ -157,20 +150,16 @@ class Wire(asyncio.Protocol):
         return event
 
     async def _more(self) -> None:
-        """Wait until something arrives, and give it to h11. At the end that is nothing, by which h11 knows it."""
-        while not (self._read or self._has_ended or self._why):
-            self._news = asyncio.get_running_loop().create_future()
-            await self._news
-        if self._why:
-            raise WireLost(self._why)
+        """Wait until something arrives, and give it to h11. At the end of the connection that is an empty string."""
+        while self.is_fresh:
+            self._news.clear()
+            await self._news.wait()
+        if self._is_aborted:
+            raise WireLost("it was closed")
         found, self._read = bytes(self._read), bytearray()
         self._http.receive_data(found)
         if not self._has_ended:
             self._transport.resume_reading()
-
-    def _tell(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
 
 
 class Wires:

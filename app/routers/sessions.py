@@ -217,7 +217,7 @@ async def move_session(session: AnySessionDep, body: MoveBody, services: Service
     return MoveView(
         id=gone.session,
         replica=gone.peer.name,
-        url=gone.peer.url,
+        url=gone.peer.seen.url,
         tokens=gone.sent.tokens,
         tokens_with_kv=gone.sent.computed_tokens,
         bytes=gone.sent.bytes,

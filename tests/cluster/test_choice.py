@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from app.cluster.claims import Load
 from app.cluster.fleet import Fleet
-from app.cluster.moves.balance import AT_A_LOOK
+from app.cluster.moves.draining import AT_A_LOOK
 from app.domain.errors import ReplicaAway
 from tests.cluster.doors import Known, member
 from tests.cluster.pair import PROMPT, pair
@@ -19,7 +19,7 @@ from tests.waiting import wait_until
 
 def _fleet(here: str = "a", **loads: Load) -> tuple[Fleet, Known]:
     known = Known({name: replace(member(name, "http://h:1"), load=load) for name, load in loads.items()})
-    return Fleet(here, known), known
+    return Fleet(here, lambda: known.members, ("h", 1)), known
 
 
 def test_new_sessions_go_where_there_is_room_and_spread_until_the_next_word() -> None:

@@ -11,9 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.cluster import keeper as keepers
-from app.cluster.command import Plan, replica_specs
-from app.cluster.keeper import NeverStarted, Replicas, ReplicaSpec
+from app.cluster import command as keepers
+from app.cluster.command import NeverStarted, Plan, Replicas, ReplicaSpec, replica_specs
 from tests.waiting import until
 
 PROGRAM = """
@@ -59,7 +58,7 @@ class FakeSpec(ReplicaSpec):
 
 
 def _specs(folder: Path, *, has_standby: bool = False) -> list[ReplicaSpec]:
-    return [FakeSpec(name, "127.0.0.1", 0, folder / name, {}, has_standby) for name in ("a", "b")]
+    return [FakeSpec(name, 0, folder / name, {}, has_standby) for name in ("a", "b")]
 
 
 async def _found(replicas: Replicas, **urls: str) -> None:
@@ -99,7 +98,6 @@ async def _ended(pid: int) -> None:
 
 async def test_a_replica_that_dies_comes_back_from_its_own_folder(tmp_path: Path) -> None:
     replicas = Replicas(_specs(tmp_path))
-    replicas.start()
     await _found(replicas, a=FIRST, b=FIRST)
     # A terminal's Ctrl-C goes to a whole process group, and a second one would end a replica at once.
     assert os.getpgid(0) not in [os.getpgid(_pid(tmp_path / name / "start1")) for name in ("a", "b")]
@@ -113,7 +111,6 @@ async def test_a_replica_that_dies_comes_back_from_its_own_folder(tmp_path: Path
 
 async def test_who_stands_by_takes_the_place_of_one_that_dies_and_ends_with_the_cluster(tmp_path: Path) -> None:
     replicas = Replicas(_specs(tmp_path, has_standby=True))
-    replicas.start()
     await _found(replicas, a=FIRST, b=FIRST)
     waiting, other = await _standby(tmp_path / "a"), await _standby(tmp_path / "b")
     os.kill(_pid(tmp_path / "a" / "start1"), signal.SIGKILL)
@@ -139,8 +136,7 @@ class MissingSpec(ReplicaSpec):
 async def test_a_replica_that_can_never_be_started_ends_the_start(
     tmp_path: Path, kind: type[ReplicaSpec], says: str
 ) -> None:
-    replicas = Replicas([kind("a", "127.0.0.1", 0, tmp_path / "a", {"model": "none"})])
-    replicas.start()
+    replicas = Replicas([kind("a", 0, tmp_path / "a", {"model": "none"})])
     with pytest.raises(NeverStarted, match=says):
         await _found(replicas, a=FIRST)
     await replicas.stop()
@@ -149,7 +145,7 @@ async def test_a_replica_that_can_never_be_started_ends_the_start(
 
 def test_keys_are_not_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DJINN_PORT", "1")
-    spec = ReplicaSpec("a", "127.0.0.1", 0, tmp_path, {"api_keys": "secret"})
+    spec = ReplicaSpec("a", 0, tmp_path, {"api_keys": "secret"})
     assert not any("secret" in word for word in spec.command())
     environment = spec.environment()
     assert environment["DJINN_API_KEYS"] == "secret"

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from app.cli import main
-from app.cluster.keeper import GO, READY, USAGE_ERROR
+from app.cluster.command import GO, READY, USAGE_ERROR
 from app.domain.homes import home_of
 from app.web.server import ENGINE_LOST
 from tests.cluster.pair import PROMPT, free_port

@@ -19,7 +19,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.cluster.key import DIGEST, SIGNATURE, ClusterKey, sign_request
-from app.cluster.moves.wire import COMMIT, OFFER, SETTLE, Answer, Question, encode
+from app.cluster.moves.talk import COMMIT, OFFER, SETTLE, Answer, Question, encode
 from app.domain.errors import FieldOutOfRange
 from app.domain.homes import Taken, home_of_response
 from app.domain.values import SessionId

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from app.cluster.moves.arrivals import Arrival, Arrivals
-from app.cluster.moves.calls import PeerCalls
 from app.cluster.moves.departures import Departures
+from app.cluster.moves.talk import PeerCalls
 from app.gpu.kv.mover import KVMover
 from app.sessions.registry import SessionRegistry
 

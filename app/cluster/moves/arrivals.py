@@ -6,25 +6,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import socket
 import time
 from array import array
-from collections.abc import Iterable
-from contextlib import AsyncExitStack
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from app.cluster.key import new_nonce
 from app.cluster.moves.bindings import Bindings, Brought
-from app.cluster.moves.calls import give
-from app.cluster.moves.wire import FORMAT, Answer, Model, Offer, Question
+from app.cluster.moves.talk import (
+    ABORT,
+    COMMIT,
+    FORMAT,
+    OFFER,
+    SETTLE,
+    Answer,
+    Offer,
+    Offered,
+    Question,
+    Step,
+    Way,
+    give,
+    model_of,
+)
+from app.cluster.tasks import Tasks
 from app.domain.errors import (
-    Busy,
-    DiskShort,
     DjinnError,
-    Draining,
-    EngineAway,
     EngineRestarting,
     JournalUnavailable,
     Moving,
@@ -35,7 +45,7 @@ from app.domain.errors import (
     WrongState,
 )
 from app.domain.homes import Taken
-from app.domain.values import Phase, Residency, SessionState
+from app.domain.values import Phase, Residency, SessionId, SessionState
 from app.exports.checks import read_snapshot
 from app.journal.records import Steering
 from app.messages import PublishKV, ReceiveKV, SetPhase
@@ -50,8 +60,15 @@ AT_ONCE = 8
 """How many sessions may be on their way here."""
 WAIT_S = 60.0
 """How long a session that has come is kept for an old home that says nothing."""
-FULL = (Busy, Draining, DiskShort, JournalUnavailable, EngineAway, NotDurable)
-"""Refusals that have nothing to do with the session itself."""
+
+
+def _refusal(error: Exception) -> DjinnError:
+    """What the old home is told: that the session cannot come now, or that it cannot come at all."""
+    if isinstance(error, PeerMismatch | NameTaken | Moving):
+        return error
+    if isinstance(error, DjinnError) and (error.status in (429, 503) or isinstance(error, NotDurable)):
+        return PeerFull(error.message)
+    return PeerMismatch(f"the session cannot be opened here: {error}")  # the other server may be of any version
 
 
 class GivenUp(Exception):
@@ -61,23 +78,24 @@ class GivenUp(Exception):
 class Arrival:
     """One such session, which requests cannot find yet."""
 
+    task: asyncio.Task[Answer]
+    """All that becomes of it, once there is a connection."""
+    received: asyncio.Task[None]
+    """Ends when the engine has received the session, or has failed to."""
+    decided: asyncio.Future[bool]
+    """Whether it is to be taken or given up. Set when the old home says so, or says nothing."""
+
     def __init__(self, registry: SessionRegistry, offer: Offer) -> None:
         """Reads an offer, which may take long. Raises `ValueError` and `FieldOutOfRange` if it is malformed."""
         history = array("I", offer.history)
         self.offer = offer
         self.snapshot = read_snapshot(registry, offer.label.encode(), history)
-        self.session = session_of(
-            offer.record, history, Steering(self.snapshot.breakpoints, self.snapshot.interventions)
-        )
+        steering = Steering(self.snapshot.breakpoints, self.snapshot.interventions)
+        self.session = session_of(offer.record, history, steering)
         self.session.uncounted, self.session.returns_at = offer.uncounted, offer.returns_at
         self.brought = Brought(self.session, offer.binding)
-        self.word = new_nonce()
+        self.word = secrets.token_hex(16)
         """Only the old home is told this, so nobody else can repeat its messages."""
-        self.received: asyncio.Task[None] | None = None
-        """Ends when the engine has received the session, or has failed to."""
-        self.committing: asyncio.Task[Answer] | None = None
-        """Set once the old home has said that the session may be taken."""
-        self.timer: asyncio.TimerHandle | None = None
         self.place = AsyncExitStack()
         """Its place among the sessions that may be open, while it is on its way."""
         self._registry = registry
@@ -87,19 +105,12 @@ class Arrival:
     @property
     def has_failed(self) -> bool:
         """Whether it was not received, and never will be."""
-        task = self.received
-        return task is not None and task.done() and (task.cancelled() or task.exception() is not None)
+        return self.received.done() and (self.received.cancelled() or self.received.exception() is not None)
 
     @property
     def has_lost_engine(self) -> bool:
         """Whether the engine that received it has died."""
         return self._losses != self._registry.executor.losses
-
-    async def leave(self, error: BaseException) -> None:
-        """Give up its place."""
-        if self.timer is not None:
-            self.timer.cancel()
-        await self.place.__aexit__(type(error), error, None)
 
     async def receive(self, connection: socket.socket) -> None:
         """Return when the engine has received the session over the connection. Raises why it has not."""
@@ -120,26 +131,37 @@ class Arrival:
             )
         )
 
-    async def came(self) -> None:
-        """Return when the engine has the session. Raises why it has not."""
-        assert self.received is not None
-        await asyncio.shield(self.received)
-
     async def open(self) -> None:
-        """Give the session, which the engine has, all that it had elsewhere.
-
-        It is durable when this returns. If this raises, the engine forgets the session, and the journal does not have
-        it, unless the error is `NotDurable`: then it may.
+        """Give the session, which the engine has, all that it had elsewhere. It is durable when this returns. If this
+        raises, the journal does not have it, unless the error is `NotDurable`: then it may.
         """
+        if self.has_lost_engine:
+            raise EngineRestarting("the engine that had received the session has died")
+        session, found, offer, turns = self.session, self.snapshot.turn, self.offer, self._registry.turns
+        if found is None:
+            await turns.furnish(session, None, None)
+        else:
+            place = found.to_place(session.history, before=array("I", offer.before or b""))
+            cached, again = offer.cached_tokens, offer.tokens_recomputed
+            turn = replace(found.to_turn(), cached_tokens=cached, tokens_recomputed=again)
+            await turns.furnish(session, turn, place, sent=place.left_of_prompt)
+        if session.phase is not Phase.COMPUTE:
+            self._registry.executor.post(partial(SetPhase, session=session.id, phase=session.phase))
+        await self._keep()
+
+    async def _keep(self) -> None:
+        """Write to the journal that it is here. Raises `JournalUnavailable` if that is not in the journal."""
+        session, keeper = self.session, self._registry.keeper
+        before = keeper.homes.of(session.id)
+        home = keeper.homes.arrive(session.id, session.owner, self.offer.source, self.offer.epoch, session.bound_as)
+        keeper.note(session, home, self.brought.records, self.brought.binding.keyed)
         try:
-            if self.has_lost_engine:
-                raise EngineRestarting("the engine that had received the session has died")
-            await self._furnish()
-            await self._keep()
-        except BaseException as error:
-            await self.leave(error)
-            self.abandon()
-            raise
+            await keeper.settled(session)
+        except NotDurable as error:
+            keeper.homes.undo(session.id, before)
+            keeper.depart(session, before)
+            await keeper.settled(session)
+            raise JournalUnavailable(f"no session was opened: {error.reason}") from error
 
     def go_on(self) -> None:
         """Have the session go on where it stood. From now on others of its tenant may share its KV."""
@@ -153,238 +175,189 @@ class Arrival:
         if self.session.state is not SessionState.CLOSED:
             self._registry.abandon(self.session)
 
-    async def end(self) -> DjinnError | None:
-        """Give the session up. Returns why the engine has not received it, if it has not."""
-        await self.leave(GivenUp())
-        if self.received is None:
-            return None
-        try:
-            await self.came()
-        except DjinnError as error:
-            return error
-        self.abandon()
-        return None
-
-    async def _furnish(self) -> None:
-        """Give the engine's session what it has beside its KV."""
-        session, found, offer, turns = self.session, self.snapshot.turn, self.offer, self._registry.turns
-        if found is None:
-            await turns.furnish(session, None, None)
-        else:
-            place = found.to_place(session.history, before=array("I", offer.before or b""))
-            cached, again = offer.cached_tokens, offer.tokens_recomputed
-            turn = replace(found.to_turn(), cached_tokens=cached, tokens_recomputed=again)
-            await turns.furnish(session, turn, place, sent=place.left_of_prompt)
-        if session.phase is not Phase.COMPUTE:
-            self._registry.executor.post(partial(SetPhase, session=session.id, phase=session.phase))
-
-    async def _keep(self) -> None:
-        """Write to the journal that it is here. Raises `JournalUnavailable` if that is not in the journal."""
-        session, keeper = self.session, self._registry.keeper
-        before = keeper.homes.of(session.id)
-        home = keeper.homes.arrive(session.id, session.owner, self.offer.source, self.offer.epoch, session.bound_as)
-        keeper.note(session, home, self.brought.records, self.brought.keyed)
-        try:
-            await keeper.settled(session)
-        except NotDurable as error:
-            keeper.homes.undo(session.id, before)
-            keeper.depart(session, before)
-            await keeper.settled(session)
-            raise JournalUnavailable(f"no session was opened: {error.reason}") from error
-
-
-def require_welcome(offer: Offer, registry: SessionRegistry, directory: Directory) -> None:
-    """Raise `PeerMismatch` if the other server runs another model, or one with an adapter that is not here, moves
-    sessions in another way, or if the session's owner is unknown here. Raises what `SessionTable.require_guarantee`
-    raises.
-    """
-    if offer.format != FORMAT:
-        raise PeerMismatch(f"the session is in format {offer.format} of moves, this server reads {FORMAT}")
-    here, record = Model.of(registry.executor.engine.info), offer.record
-    if offer.model != here:
-        raise PeerMismatch(f"the session is of the model {offer.model}, this server runs {here}")
-    adapter, digest, owner = record.adapter, record.adapter_digest, record.owner
-    if digest is not None and registry.adapters.by_digest(digest) is None:
-        raise PeerMismatch(f"the session's LoRA adapter, {adapter!r} ({digest[:12]}), is not loaded there")
-    if owner is None if directory else owner is not None:
-        raise PeerMismatch("one of the two servers has tenants, and the other has none")
-    if owner is not None and directory.named(owner) is None:
-        raise PeerMismatch(f"there is no tenant {owner} here")
-    if record.residency is Residency.GUARANTEED:
-        registry.table.require_guarantee(owner)
-
-
-def require_absent(offer: Offer, registry: SessionRegistry, coming: Iterable[Arrival]) -> None:
-    """Raise `Moving` or `WrongState` if the session is here, has been or is coming, `PeerFull` if too many come.
-    `coming` are those on their way.
-    """
-    session, homes, coming = offer.record.id, registry.keeper.homes, list(coming)
-    found = registry.table.find(session)
-    if found is not None and found.leaving:
-        raise Moving(f"session {session} has left here, but it is not known yet where it is: try again")
-    if found is not None:
-        raise WrongState(f"session {session} is here already")
-    if homes.epoch(session) >= offer.epoch:
-        raise WrongState(f"session {session} has been moved since: {homes.epoch(session)} times")
-    if any(each.session.id == session or each.offer.token == offer.token for each in coming):
-        raise WrongState(f"session {session} is on its way here already")
-    if len(coming) >= AT_ONCE:
-        raise PeerFull(f"{AT_ONCE} sessions are on their way here")
-    if registry.table.giving_way(offer.record.owner, 1):
-        raise PeerFull("as many sessions are open as may be: others would have to close for good")
-
 
 class Arrivals:
     """Used on the event loop only."""
 
-    def __init__(self, registry: SessionRegistry, directory: Directory, bindings: Bindings) -> None:
+    def __init__(self, registry: SessionRegistry, directory: Directory, bindings: Bindings, tasks: Tasks) -> None:
+        """`directory` is that of the tenants."""
         self._registry = registry
         self._bindings = bindings
         self._homes = registry.keeper.homes
         self._directory = directory
         self._coming: dict[str, Arrival] = {}
-        """By the tokens of their offers."""
-        self._ends = set[asyncio.Task[Any]]()
+        """Those that may still be taken, by the tokens of their offers."""
+        self._tasks = tasks
+        self.ways: Mapping[str, Way] = {
+            OFFER: (Offer, self.offer),
+            COMMIT: (Step, self.commit),
+            ABORT: (Step, self.abort),
+            SETTLE: (Question, self.settle),
+        }
+        """What other servers may ask, by path."""
 
-    @property
-    def journal(self) -> str:
-        """The UUID of the journal that will say whether a session has been taken."""
+    def _journal(self) -> str:
         identity = self._registry.keeper.identity
         return "" if identity is None else identity.uuid
 
-    def said(self, arrival: Arrival) -> str:
-        """What the old home is told: the server's count of moves, the word for this one, and the journal's UUID."""
-        return f"{self._homes.seq} {arrival.word} {self.journal}"
-
-    async def offer(self, offer: Offer) -> Arrival:
-        """Take note of a session that is offered. Raises `PeerFull`, `PeerMismatch`, `NameTaken`, `Moving`."""
+    async def offer(self, offer: Offer) -> Offered:
+        """Take note of a session. The old home is told this server's count of moves, the word for this one, and the
+        journal's UUID. Raises `PeerFull`, `PeerMismatch`, `NameTaken`, `Moving`.
+        """
         try:
-            return await self._note(offer)
-        except FULL as error:
-            raise PeerFull(error.message) from error
-        except (PeerFull, PeerMismatch, NameTaken, Moving):
-            raise
-        except Exception as error:  # the other server may be of any version
-            raise PeerMismatch(f"the session cannot be opened here: {error}") from error
+            arrival = await self._note(offer)
+        except Exception as error:
+            raise _refusal(error) from error
+        said = f"{self._homes.seq} {arrival.word} {self._journal()}"
+        return Offered(said, partial(self._begin, arrival), partial(self._lose, arrival))
 
     async def _note(self, offer: Offer) -> Arrival:
-        require_welcome(offer, self._registry, self._directory)
+        self._require_welcome(offer)
         responses = [response for response, _ in offer.binding.responses]
         await self._registry.keeper.settled_id(offer.record.id, responses)  # what is left of it from before
         arrival = await asyncio.to_thread(Arrival, self._registry, offer)
-        for other in self._coming_of(arrival):
+        for other in self._coming_of(offer.record.id):
             if other.has_failed:
-                await self._coming.pop(other.offer.token).end()
-        require_absent(offer, self._registry, self._coming.values())
+                self._give_up(other)
+                await asyncio.wait([other.task])
+        self._require_absent(offer)
+        arrival.decided = asyncio.get_running_loop().create_future()
         try:
             arrival.place.enter_context(self._bindings.expecting(arrival.brought))
             await arrival.place.enter_async_context(self._registry.opening(arrival.session))
         except BaseException as error:
-            await arrival.leave(error)
+            await arrival.place.__aexit__(type(error), error, None)
             raise
         self._coming[offer.token] = arrival
         return arrival
 
-    def _coming_of(self, of: Arrival | Question) -> list[Arrival]:
-        session = of.session.id if isinstance(of, Arrival) else of.session
+    def _require_welcome(self, offer: Offer) -> None:
+        """Raise `PeerMismatch` if the other server runs another model, or one with an adapter that is not here, moves
+        sessions in another way, or if the session's owner is unknown here. Raises what
+        `SessionTable.require_guarantee` raises.
+        """
+        here, record = model_of(self._registry.executor.engine.info), offer.record
+        adapter, digest, owner = record.adapter, record.adapter_digest, record.owner
+        if offer.format != FORMAT:
+            raise PeerMismatch(f"the session is in format {offer.format} of moves, this server reads {FORMAT}")
+        if offer.model != here:
+            raise PeerMismatch(f"the session is of the model {offer.model}, this server runs {here}")
+        if digest is not None and self._registry.adapters.by_digest(digest) is None:
+            raise PeerMismatch(f"the session's LoRA adapter, {adapter!r} ({digest[:12]}), is not loaded there")
+        if owner is None if self._directory else owner is not None:
+            raise PeerMismatch("one of the two servers has tenants, and the other has none")
+        if owner is not None and self._directory.named(owner) is None:
+            raise PeerMismatch(f"there is no tenant {owner} here")
+        if record.residency is Residency.GUARANTEED:
+            self._registry.table.require_guarantee(owner)
+
+    def _require_absent(self, offer: Offer) -> None:
+        """Raise `Moving` or `WrongState` if the session is here, has been or is coming, `PeerFull` if too many come."""
+        session, table = offer.record.id, self._registry.table
+        found, epoch = table.find(session), self._homes.epoch(session)
+        if found is not None and found.leaving:
+            raise Moving(f"session {session} has left here, but it is not known yet where it is: try again")
+        if found is not None:
+            raise WrongState(f"session {session} is here already")
+        if epoch >= offer.epoch:
+            raise WrongState(f"session {session} has been moved since: {epoch} times")
+        if self._coming_of(session) or offer.token in self._coming:
+            raise WrongState(f"session {session} is on its way here already")
+        if len(self._coming) >= AT_ONCE:
+            raise PeerFull(f"{AT_ONCE} sessions are on their way here")
+        if table.giving_way(offer.record.owner, 1):
+            raise PeerFull("as many sessions are open as may be: others would have to close for good")
+
+    def _coming_of(self, session: SessionId) -> list[Arrival]:
         return [each for each in self._coming.values() if each.session.id == session]
 
-    async def lose(self, arrival: Arrival) -> None:
+    async def _lose(self, arrival: Arrival) -> None:
         """Forget a session whose connection was lost before anything arrived."""
-        self._coming.pop(arrival.offer.token, None)
-        await arrival.leave(GivenUp())
+        self._coming.pop(arrival.offer.token)
+        with suppress(GivenUp):
+            async with arrival.place:
+                raise GivenUp
 
-    def begin(self, arrival: Arrival, connection: socket.socket) -> None:
-        """Have the engine receive the session over the connection, unless it has been given up already."""
-        if arrival.offer.token not in self._coming:
-            connection.close()
-            return
-        arrival.received = asyncio.create_task(arrival.receive(connection))
-        arrival.received.add_done_callback(lambda task: self._ended(arrival, task))
+    def _begin(self, arrival: Arrival, connection: socket.socket) -> None:
+        """Have the engine receive the session over the connection."""
+        arrival.received = self._tasks.start(arrival.receive(connection))
+        arrival.task = self._tasks.start(self._arrive(arrival))
+        arrival.task.add_done_callback(lambda _: self._coming.pop(arrival.offer.token, None))
 
-    def _ended(self, arrival: Arrival, task: asyncio.Task[None]) -> None:
-        """The session was received, or was not: wait for the old home's word."""
-        if not task.cancelled():
-            task.exception()  # the asking task gets it
-            if arrival.committing is None:
-                arrival.timer = asyncio.get_running_loop().call_later(WAIT_S, self._give_up, arrival)
+    async def _arrive(self, arrival: Arrival) -> Answer:
+        """All that becomes of the session: returns whether it was taken, and why not. Raises `NotDurable` if that is
+        not certain.
+        """
+        session, received, decided = arrival.session, arrival.received, arrival.decided
+        either: tuple[asyncio.Future[Any], ...] = (received, decided)
+        try:
+            async with arrival.place:
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([decided], timeout=WAIT_S)
+                if not (decided.done() and decided.result()):
+                    raise GivenUp
+                await received
+                await arrival.open()
+        except GivenUp:
+            self._coming.pop(arrival.offer.token, None)
+            try:
+                await received
+            except DjinnError as error:
+                return Answer.refusing(error)
+            arrival.abandon()
+            return Answer()
+        except BaseException as error:
+            if received.done() and not arrival.has_failed:
+                arrival.abandon()
+            if isinstance(error, NotDurable) or not isinstance(error, Exception):
+                raise
+            if not isinstance(error, DjinnError):
+                logger.exception("a session could not be opened")
+            return Answer.refusing(_refusal(error))
+        session.arrived_at = time.monotonic()
+        self._bindings.adopt(arrival.brought)  # it is found from now on, and what is bound to it with it
+        if arrival.has_lost_engine:
+            await reopen_late(self._registry, session)
+        arrival.go_on()
+        logger.info("a session has come from %s", arrival.offer.source, extra={"session": session.id})
+        return Answer(taken=Taken.YES)
 
-    async def commit(self, token: str, word: str) -> Answer:
+    async def commit(self, step: Step) -> Answer:
         """Take the session, as the old home lets it go.
 
         The answer is final: it was taken, or never will be. Raises `NotDurable` if that is not certain.
         """
-        arrival = self._coming.get(token)
-        if arrival is None or arrival.word != word:
+        arrival = self._coming.get(step.token)
+        if arrival is None or arrival.word != step.word:
             return Answer.refusing(PeerFull("nothing is known of that move here: the server may have started again"))
-        if arrival.committing is None:
-            if arrival.timer is not None:
-                arrival.timer.cancel()
-            arrival.committing = asyncio.create_task(self._commit(arrival))
-        return await asyncio.shield(arrival.committing)
+        if not arrival.decided.done():
+            arrival.decided.set_result(True)
+        return await asyncio.shield(arrival.task)
 
-    async def _commit(self, arrival: Arrival) -> Answer:
-        try:
-            try:
-                await arrival.came()
-            except BaseException as error:
-                await arrival.leave(error)
-                raise
-            await arrival.open()
-            arrival.session.arrived_at = time.monotonic()
-            await arrival.place.aclose()  # it is found from now on, and what is bound to it with it
-            self._bindings.adopt(arrival.brought)
-            if arrival.has_lost_engine:
-                await reopen_late(self._registry, arrival.session)
-            arrival.go_on()
-        except NotDurable:
-            raise
-        except DjinnError as error:
-            return Answer.refusing(PeerFull(error.message) if isinstance(error, FULL) else error)
-        except Exception as error:
-            logger.exception("a session could not be opened")
-            return Answer.refusing(PeerMismatch(f"it could not be opened: {error}"))
-        finally:
-            self._coming.pop(arrival.offer.token, None)
-        logger.info("a session has come from %s", arrival.offer.source, extra={"session": arrival.session.id})
-        return Answer(taken=Taken.YES)
-
-    async def abort(self, token: str) -> Answer:
+    async def abort(self, step: Step) -> Answer:
         """Give the session up; says why it could not be received, if that is why."""
-        arrival = self._coming.get(token)
-        if arrival is None or arrival.committing is not None:
+        arrival = self._coming.get(step.token)
+        if arrival is None or arrival.decided.done():
             return Answer()
-        error = await self._coming.pop(token).end()
-        return Answer() if error is None else Answer.refusing(error)
+        self._give_up(arrival)
+        return await asyncio.shield(arrival.task)
 
     async def settle(self, question: Question) -> Answer:
         """Whether the session has been taken with that move. If not, it never will be. Raises `NotDurable`."""
-        if question.journal not in ("", self.journal):
+        if question.journal not in ("", self._journal()):
             return Answer(taken=Taken.FORGOTTEN)
-        for arrival in self._coming_of(question):
+        for arrival in self._coming_of(question.session):
             if arrival.offer.epoch > question.epoch:
                 continue
-            if arrival.committing is not None:
-                await asyncio.wait([arrival.committing])
+            if arrival.decided.done():
+                await asyncio.wait([arrival.task])
             else:
                 self._give_up(arrival)
         await self._registry.keeper.settled_id(question.session)
         return Answer(taken=self._homes.has_taken(question.session, question.epoch, question.seq))
 
-    async def close(self) -> None:
-        """Give up all that have not been taken."""
-        for arrival in list(self._coming.values()):
-            for task in (arrival.received, arrival.committing):
-                if task is not None:
-                    task.cancel()
-            if arrival.committing is None:
-                await arrival.leave(GivenUp())
-        for end in list(self._ends):
-            end.cancel()
-
     def _give_up(self, arrival: Arrival) -> None:
-        """Begin to give up a session of which the old home says nothing more."""
-        if self._coming.pop(arrival.offer.token, None) is not None:
-            end = asyncio.create_task(arrival.end())
-            self._ends.add(end)
-            end.add_done_callback(self._ends.discard)
+        """It will not be taken."""
+        self._coming.pop(arrival.offer.token, None)
+        if not arrival.decided.done():
+            arrival.decided.set_result(False)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 
 from app.domain.errors import TooLarge
 from app.journal.records import KeyedRecord, ResponseRecord
-from app.openai.response_store import Journaled, ResponseStore, in_order, record_of
+from app.openai.response_store import ResponseStore, in_order, record_of
 from app.sessions.keyed import KeyedRequests
 from app.sessions.named import BoundSessions
 from app.sessions.session import Session
@@ -21,17 +21,18 @@ MAX_RESPONSE_BYTES = 128 << 20
 
 
 class Binding(msgspec.Struct, frozen=True):
-    """What is sent of that. The name is in the session's record."""
+    """What is sent of that. The name is in the session's record.
+
+    `responses` have the id and the JSON of each, as the journal has it. The session's last turn began at
+    `prompt_tokens`, and the model's answers begin at `answers` in its history. `keyed` is what requests with an
+    `Idempotency-Key` have done in it.
+    """
 
     responses: list[tuple[str, bytes]]
-    """Id and JSON of each, as the journal has it."""
     waits: Waits | None
     prompt_tokens: int
-    """Where the session's last turn began."""
     keyed: list[KeyedRecord] = []
-    """What requests with an `Idempotency-Key` have done in it."""
     answers: list[int] = []
-    """Where the model's answers begin in its history."""
 
 
 class Brought:
@@ -41,20 +42,14 @@ class Brought:
         """For a session that is not here yet. Raises `ValueError` for malformed responses, and for keys of other
         sessions.
         """
-        sent = [ResponseRecord(response, session.id, body) for response, body in binding.responses]
-        self.session = session
-        self.responses: Sequence[tuple[ResponseRecord, Journaled]] = in_order(sent)
-        self.waits = binding.waits
-        self.keyed: Sequence[KeyedRecord] = binding.keyed
         if any((each.session, each.owner) != (session.id, session.owner) for each in binding.keyed):
             raise ValueError("a key is of another session")
+        self.session = session
+        self.binding = binding
+        self.responses = in_order([ResponseRecord(each, session.id, body) for each, body in binding.responses])
+        self.records = [record for record, _ in self.responses]
         session.prompt_tokens = max(0, min(binding.prompt_tokens, len(session.history)))
         session.usage.answers = [start for start in binding.answers if 0 < start < len(session.history)]
-
-    @property
-    def records(self) -> list[ResponseRecord]:
-        """The responses for the journal."""
-        return [record for record, _ in self.responses]
 
 
 class Bindings:
@@ -65,7 +60,7 @@ class Bindings:
         self._responses = responses
         self._waits = waits
         self._keyed = keyed
-        self.on_adopted: Callable[[Session], None] = lambda session: None
+        self.on_adopted: Callable[[Session], object] = lambda session: None
         """Called with each session that has arrived."""
 
     async def export(self, session: Session) -> Binding:
@@ -90,18 +85,15 @@ class Bindings:
 
         Raises `NameTaken`, `PeerFull`, `WrongState`.
         """
-        records = brought.records
-        with ExitStack() as stack:
-            stack.enter_context(self._bound.expecting(brought.session))
-            size = sum(len(each.body) for each in records)
-            stack.enter_context(self._responses.expecting([each.id for each in records], size))
+        size, ids = sum(len(each.body) for each in brought.records), [each.id for each in brought.records]
+        with self._bound.expecting(brought.session), self._responses.expecting(ids, size):
             yield
 
     def adopt(self, brought: Brought) -> None:
         """Bind calls to a session that is here from now on."""
         self._bound.adopt(brought.session)
         self._responses.adopt(brought.session, brought.responses)
-        self._keyed.adopt(brought.keyed)
-        if brought.waits is not None:
-            self._waits.adopt(brought.session, brought.waits)
+        self._keyed.adopt(brought.binding.keyed)
+        if brought.binding.waits is not None:
+            self._waits.adopt(brought.session, brought.binding.waits)
         self.on_adopted(brought.session)

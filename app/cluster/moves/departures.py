@@ -6,16 +6,26 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import Any
 
 from app.cluster.fleet import Fleet, Replica
 from app.cluster.membership import Membership
 from app.cluster.moves.bindings import Bindings
-from app.cluster.moves.calls import PeerCalls, give
-from app.cluster.moves.wire import ABORT, COMMIT, FORMAT, SETTLE, Answer, Model, Offer, Question, Step
+from app.cluster.moves.talk import (
+    ABORT,
+    COMMIT,
+    FORMAT,
+    SETTLE,
+    Answer,
+    Offer,
+    PeerCalls,
+    Question,
+    Step,
+    give,
+    model_of,
+)
+from app.cluster.tasks import Tasks
 from app.domain.errors import (
     AlreadyThere,
     DirectoryAway,
@@ -66,7 +76,13 @@ class Departures:
     """Used on the event loop only."""
 
     def __init__(
-        self, registry: SessionRegistry, fleet: Fleet, calls: PeerCalls, bindings: Bindings, membership: Membership
+        self,
+        registry: SessionRegistry,
+        fleet: Fleet,
+        calls: PeerCalls,
+        bindings: Bindings,
+        membership: Membership,
+        tasks: Tasks,
     ) -> None:
         self._registry = registry
         self._keeper = registry.keeper
@@ -77,7 +93,7 @@ class Departures:
         self._bindings = bindings
         self._membership = membership
         self._at_once = asyncio.Semaphore(AT_ONCE)
-        self._under_way = set[asyncio.Task[Any]]()
+        self._tasks = tasks
 
     def require_home(self, session: SessionId, owner: str | None, or_any: bool) -> None:
         """Raise `Moved` if the session has gone to another server, and the caller may know it."""
@@ -85,7 +101,7 @@ class Departures:
         if home is None or home.state is not HomeState.GONE or not (or_any or home.owner == owner):
             return
         peer = self._peers.find(home.peer)
-        where = home.peer if peer is None else f"{home.peer} {peer.url}"
+        where = home.peer if peer is None else f"{home.peer} {peer.seen.url}"
         raise Moved(f"session {session} is on server {where}: ask there", home=where)
 
     async def move(self, session: Session, name: str, reason: MoveReason = MoveReason.OPERATOR) -> Departure:
@@ -106,7 +122,7 @@ class Departures:
             raise WrongState(f"cannot move: session {session.id} lives for one call only")
         session.leaving = True
         self._registry.pauses.hold(session)
-        return await asyncio.shield(self._start(self._move(session, peer, reason)))
+        return await asyncio.shield(self._tasks.start(self._move(session, peer, reason)))
 
     async def settle(self, session_id: SessionId, dead: str) -> Session:
         """Keep a session that was leaving: the server that it went to, whose journal has the UUID `dead`, will never
@@ -139,27 +155,20 @@ class Departures:
         """Ask about the sessions that were leaving when the server ended."""
         for session in self._registry.table:
             if session.leaving:
-                self._start(self._settle(session))
-
-    async def close(self) -> None:
-        """Stop what is under way. The journal has its state."""
-        for task in list(self._under_way):
-            task.cancel()
-        if self._under_way:
-            await asyncio.wait(self._under_way)
-
-    def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.create_task(work)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may have left
-        return task
+                self._tasks.start(self._settle(session))
 
     async def _move(self, session: Session, peer: Replica, why: MoveReason) -> Departure:
         async with self._at_once:
-            began, token = time.perf_counter(), secrets.token_hex(16)
+            began, token, own = time.perf_counter(), secrets.token_hex(16), int(why is MoveReason.OPERATOR)
             try:
-                await _alone(session, 1 if why is MoveReason.OPERATOR else 0)
+                # Only the request that moves it may use it: one that was answered ends a moment later.
+                for _ in range(round(ALONE_S / LOOK_S)):
+                    if session.requests <= own:
+                        break
+                    await asyncio.sleep(LOOK_S)
+                else:
+                    others = session.requests - own
+                    raise WrongState(f"cannot move: {others} other requests for session {session.id} are under way")
                 sent, word = await self._send(session, peer, token)
             except BaseException as error:
                 reason = await self._reason(peer, token, error)
@@ -168,29 +177,28 @@ class Departures:
             await self._commit(session, peer, Step(token, word))
         seconds = time.perf_counter() - began
         self._registry.metrics.moved.labels(why.value).inc()
-        logger.info("a session has gone to %s in %.3f s", peer.name, seconds, extra={"session": session.id})
+        logger.info("a session has gone to %s in %.3f s", peer.name, seconds, extra=_about(session))
         return Departure(session.id, peer, sent, seconds)
 
     async def _send(self, session: Session, peer: Replica, token: str) -> tuple[SentKV, str]:
         """Send the session to the other server, and write to the journal that it leaves. The other server takes it only
         at the commit. Returns that server's word too.
         """
-        offer = await self._offer(session, token)
-        connection, count, word, journal = await self._calls.offer(peer, offer)
-        executor = self._registry.executor
-        number = give(executor, connection)
-        sending = asyncio.ensure_future(executor.call(lambda ticket: SendKV(ticket, session.id, number)))
+        connection, count, word, journal = await self._calls.offer(peer, await self._offer(session, token))
+        number = give(self._registry.executor, connection)
+        sending = asyncio.ensure_future(self._registry.executor.call(lambda ticket: SendKV(ticket, session.id, number)))
         try:
             # Beside the bytes, not after them: it takes a flush of the disk.
             leaving = self._homes.leave(session.id, session.owner, peer.name, count, session.bound_as, journal)
             self._keeper.note(session, leaving)
             await self._keeper.settled(session)
             await self._membership.note_moves(self._homes.seq)
-        except (NotDurable, DirectoryAway) as error:
+        except NotDurable as error:
             sending.cancel()
-            if isinstance(error, DirectoryAway):
-                raise
             raise JournalUnavailable(f"the session has not moved: {error.reason}") from error
+        except DirectoryAway:
+            sending.cancel()
+            raise
         sent: SentKV = await sending
         if session.state is SessionState.CLOSED:
             raise WrongState(f"session {session.id} has been closed meanwhile")
@@ -207,7 +215,7 @@ class Departures:
             token=token,
             source=self._here,
             epoch=self._homes.epoch(session.id) + 1,
-            model=Model.of(self._registry.executor.engine.info),
+            model=model_of(self._registry.executor.engine.info),
             record=record_of(session),
             history=history.tobytes(),
             before=None if place is None else place.before.tobytes(),
@@ -236,7 +244,7 @@ class Departures:
             answer = await self._calls.ask(peer, COMMIT, step)
         except Exception as error:
             logger.warning("%s has not said whether it has a session: it is asked", peer.name, extra=_about(session))
-            self._start(self._settle(session))
+            self._tasks.start(self._settle(session))
             raise MoveUnsettled(
                 f"session {session.id} may be on {peer.name} or here, and neither answers until {peer.name} says "
                 f"which: {error}"
@@ -293,19 +301,6 @@ class Departures:
         if peer is None:
             raise UnknownReplica(f"replica: no server of the cluster is called {name[:40]!r}", param="replica")
         return peer
-
-
-async def _alone(session: Session, own: int) -> None:
-    """Wait until only the `own` requests, which move it, use the session: one that was answered ends a moment later.
-    Raises `WrongState` if others go on.
-    """
-    for _ in range(round(ALONE_S / LOOK_S)):
-        if session.requests <= own:
-            break
-        await asyncio.sleep(LOOK_S)
-    else:
-        others = session.requests - own
-        raise WrongState(f"cannot move: {others} other requests for session {session.id} are under way")
 
 
 def _about(session: Session) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""A server that shuts down hands its sessions to others first."""
+"""Sessions leave a server that shuts down, and some leave one whose memory is nearly full."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import chain
 
+from app.cluster.claims import Load
 from app.cluster.fleet import Fleet
 from app.cluster.moves.departures import Departures
 from app.domain.errors import (
     DjinnError,
+    EngineAway,
     MoveUnsettled,
     NameTaken,
     PeerAway,
@@ -23,8 +23,8 @@ from app.domain.errors import (
     WrongState,
 )
 from app.domain.homes import MoveReason
-from app.domain.values import SessionId, SessionState
-from app.sessions.lifecycle import worth
+from app.domain.values import Phase, Residency, SessionId, SessionState
+from app.sessions.lifecycle import returns_in_s, worth
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 
@@ -32,39 +32,25 @@ logger = logging.getLogger(__name__)
 
 MOST_REFUSALS = 8
 """Sessions that a peer may refuse, one after the other, before nothing more is offered to it."""
-PATIENCE_S = 0.2
-"""How long a peer is offered nothing after a refusal: what it is receiving now may fill it, or end."""
 TRIES = 2
 """How often one session is offered to one peer."""
-AT_ONCE = 4
-"""Sessions that are under way at the same time."""
-LOOK_S = 0.02
-"""Between two looks at what can leave, while nothing ends."""
-FAREWELL_S = 2.5
-"""How long the server still answers when its sessions have left: until all others have heard that, and ask it no more.
-"""
-ALONE_S = 2.5
-"""How long it waits for a peer that takes anything: servers that all end at once need not wait for each other."""
+PATIENCE_S, AWAY_S = 0.2, 1.0
+"""How long a peer is offered nothing after a refusal, as what it is receiving may fill it, and after no answer."""
 DISTURBED_S, MOST_DISTURBED = 0.5, 4
 """After how many seconds, and how often, a session is tried again that was in no state to move."""
-AWAY_S = 1.0
-"""How long nothing is offered to a peer that has not answered."""
-ORDER_S = 1.0
-"""How long the order of sessions is kept: turns that end, and phases that clients signal, change it."""
-PROGRESS_S = 5.0
-"""Between two lines in the log."""
+AT_ONCE = 4
+"""Sessions that are under way at the same time."""
+LOOK_S, ORDER_S, PROGRESS_S = 0.02, 1.0, 5.0
+"""Between two looks at what can leave, two orderings of the sessions, and two lines in the log."""
+FAREWELL_S = 2.5
+"""How long the server still answers when its sessions have left: until all others have heard of it."""
+ALONE_S = 2.5
+"""How long it waits for a peer that takes anything: servers that all end at once need not wait for each other."""
 
 
-@dataclass(slots=True)
-class Tried:
-    """What has become of one session's offers."""
-
-    refused_by: Counter[str] = field(default_factory=Counter)
-    """Offers, by the peer that has refused them."""
-    not_before: float = 0.0
-    """When it may be tried again."""
-    disturbed: int = 0
-    """How often the session was in no state to move."""
+def _is_busy(session: Session) -> bool:
+    is_used = session.under_way or session.requests or session.leaving
+    return bool(is_used) or session.state is SessionState.CLOSED
 
 
 class Draining:
@@ -76,12 +62,14 @@ class Draining:
         self._registry = registry
         self._departures = departures
         self._fleet = fleet
-        self._in_a_row = Counter[str]()
+        self._refusals = Counter[str]()
         """How often each peer has refused since it last took a session."""
+        self._tries = Counter[tuple[SessionId, str]]()
+        """How often a peer has refused a session; without a peer, how often the session was in no state to move."""
         self._not_before: dict[str, float] = {}
+        """When a peer or a session may be tried again."""
         self._wanted: dict[SessionId, None] = {}
-        """Those that requests have asked for: they leave first."""
-        self._tried: dict[SessionId, Tried] = {}
+        """Those that requests wait for: they leave first."""
         self._stay: set[SessionId] = set()
         self._under_way: dict[asyncio.Task[None], Session] = {}
         self._left = Counter[str]()
@@ -89,106 +77,100 @@ class Draining:
         self._ordered_at = -ORDER_S
 
     async def run(self, within_s: float) -> None:
-        """Hand over all that can leave within that time, each when its turn is over. What remains stays as it is."""
-        deadline = time.monotonic() + within_s - FAREWELL_S
+        """Hand over all sessions that can leave within that time, each when its turn is over. The others stay as they
+        are.
+        """
+        table, deadline = self._registry.table, time.monotonic() + within_s - FAREWELL_S
         if self._registry.executor.failure is not None or deadline <= time.monotonic():
             return
-        self._registry.table.evacuates = self._evacuates
+        table.evacuates = self._evacuates
         try:
             names = ", ".join(each.name for each in self._fleet.ready) or "none"
-            count = len(list(self._registry.table))
-            logger.info("drain: sessions here: %d; servers that may take them: %s", count, names)
+            logger.info("drain: sessions here: %d; servers that may take them: %s", len(list(table)), names)
             await self._hand_over(deadline)
             has_peers = bool(self._fleet.ready)
         finally:
-            self._registry.table.evacuates = lambda session: False
+            table.evacuates = lambda session: False
         self._log("drain: sessions have left: %s; that stay here: %d")
-        self.is_over = all(each.ephemeral for each in self._registry.table)
+        self.is_over = all(each.ephemeral for each in table)
         if has_peers or self._left:
             await asyncio.sleep(FAREWELL_S)
 
     async def _hand_over(self, deadline: float) -> None:
         told_at = alone_since = time.monotonic()
         while (now := time.monotonic()) < deadline and self._registry.executor.failure is None:
-            ready = self._fleet.ready
-            are_full = bool(ready) and all(self._in_a_row[each.name] >= MOST_REFUSALS for each in ready)
+            ready, under_way = self._fleet.ready, self._under_way
+            are_full = bool(ready) and all(self._refusals[each.name] >= MOST_REFUSALS for each in ready)
             any_to_go = any(self._can_leave(each) for each in self._registry.table)
-            if not any_to_go or (are_full and not self._under_way):
+            if not any_to_go or (are_full and not under_way):
                 break
-            alone_since = now if ready or self._under_way else alone_since
+            alone_since = now if ready or under_way else alone_since
             if now - alone_since > ALONE_S:
                 logger.warning("drain: no server takes sessions any more")
                 break
-            self._start_some(now)
+            while len(under_way) < AT_ONCE and (found := self._next(now)) is not None:
+                task = asyncio.create_task(self._give(*found))
+                under_way[task] = found[0]
+                task.add_done_callback(under_way.pop)
             if now - told_at >= PROGRESS_S:
                 told_at = now
                 self._log("drain: sessions have left: %s; still here: %d")
-            if self._under_way:
-                await asyncio.wait(self._under_way, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            if under_way:
+                await asyncio.wait(under_way, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
             else:
                 await asyncio.sleep(LOOK_S)
         if self._under_way:  # each ends by itself: what cannot be sent in time fails, and stays
             await asyncio.wait(self._under_way, timeout=max(0.0, deadline - time.monotonic()))
 
-    def _start_some(self, now: float) -> None:
-        while len(self._under_way) < AT_ONCE and (found := self._next(now)) is not None:
-            session, peer = found
-            task = asyncio.create_task(self._give(session, peer))
-            self._under_way[task] = session
-            task.add_done_callback(self._under_way.pop)
-
     def _next(self, now: float) -> tuple[Session, str] | None:
-        """The session that is to leave next, and where to."""
-        ready = self._fleet.ready
-        peers = [each for each in ready if self._in_a_row[each.name] < MOST_REFUSALS]
-        peers = [each for each in peers if self._not_before.get(each.name, 0.0) <= now]
-        for session in self._in_order(now) if peers else ():
-            tried = self._tried.setdefault(session.id, Tried())
-            peer = next((each for each in peers if tried.refused_by[each.name] < TRIES), None)
-            if peer is not None and tried.not_before <= now:
+        """The session that leaves next, and its peer. Sessions that requests wait for go first, then those that are
+        expected back first.
+        """
+        table, ready, not_before = self._registry.table, self._fleet.ready, self._not_before
+        peers = [each for each in ready if self._refusals[each.name] < MOST_REFUSALS]
+        peers = [each for each in peers if not_before.get(each.name, 0.0) <= now]
+        if not peers:
+            return None
+        if now - self._ordered_at >= ORDER_S:
+            self._ordered_at, at = now, time.time()
+            self._order = sorted(table, key=lambda each: worth(each, at))
+        going = {each.id for each in self._under_way.values()}
+        wanted = [found for each in self._wanted if (found := table.find(each)) is not None]
+        for session in chain(wanted, self._order):
+            if _is_busy(session) or session.id in going or not self._can_leave(session):
+                continue
+            peer = next((each for each in peers if self._tries[session.id, each.name] < TRIES), None)
+            if peer is not None and not_before.get(session.id, 0.0) <= now:
                 peer.placed += 1
                 return session, peer.name
-            if all(tried.refused_by[each.name] >= TRIES for each in ready):
+            if all(self._tries[session.id, each.name] >= TRIES for each in ready):
                 self._stay.add(session.id)
         return None
 
-    def _in_order(self, now: float) -> Iterator[Session]:
-        """Those that may go now: first those that requests wait for, then those whose return is next."""
-        if now - self._ordered_at >= ORDER_S:
-            self._ordered_at, at = now, time.time()
-            self._order = sorted(self._registry.table, key=lambda each: worth(each, at))
-        going = {each.id for each in self._under_way.values()}
-        wanted = [found for each in self._wanted if (found := self._registry.table.find(each)) is not None]
-        for session in chain(wanted, self._order):
-            is_busy = session.under_way or session.requests or session.leaving or session.state is SessionState.CLOSED
-            if not is_busy and session.id not in going and self._can_leave(session):
-                yield session
-
     async def _give(self, session: Session, peer: str) -> None:
-        tried = self._tried[session.id]
+        about = {"session": session.id}
         try:
             await self._departures.move(session, peer, MoveReason.DRAIN)
         except (PeerFull, PeerAway, MoveUnsettled) as error:
-            tried.refused_by[peer] += 1
-            self._in_a_row[peer] += 1
+            self._tries[session.id, peer] += 1
+            self._refusals[peer] += 1
             self._not_before[peer] = time.monotonic() + PATIENCE_S
             if not isinstance(error, PeerFull) and (replica := self._fleet.find(peer)) is not None:
                 replica.shun(AWAY_S)
         except (PeerMismatch, PeerStranger, NameTaken) as error:
-            logger.warning("drain: a session cannot go to %s: %s", peer, error.message, extra={"session": session.id})
-            tried.refused_by[peer] = TRIES
+            logger.warning("drain: a session cannot go to %s: %s", peer, error.message, extra=about)
+            self._tries[session.id, peer] = TRIES
         except WrongState:  # another request is under way, or it has something that cannot move
-            tried.disturbed += 1
-            tried.not_before = time.monotonic() + DISTURBED_S
-            if tried.disturbed >= MOST_DISTURBED:
+            self._tries[session.id, ""] += 1
+            self._not_before[session.id] = time.monotonic() + DISTURBED_S
+            if self._tries[session.id, ""] >= MOST_DISTURBED:
                 self._stay.add(session.id)
         except DjinnError as error:
-            logger.warning("drain: a session stays: %s", error.message, extra={"session": session.id})
+            logger.warning("drain: a session stays: %s", error.message, extra=about)
             self._stay.add(session.id)
         else:
-            self._in_a_row[peer] = 0
+            self._refusals[peer] = 0
             self._left[peer] += 1
-            self._tried.pop(session.id, None)
             self._wanted.pop(session.id, None)
 
     def _evacuates(self, session: Session) -> bool:
@@ -204,3 +186,81 @@ class Draining:
     def _log(self, text: str) -> None:
         left = ", ".join(f"{count} to {peer}" for peer, count in sorted(self._left.items())) or "none"
         logger.info(text, left, len([each for each in self._registry.table if not each.ephemeral]))
+
+
+BALANCE_S = 1.0
+"""Between two looks at the memory."""
+AT_A_LOOK = 2
+"""How many sessions go between two looks, one after the other."""
+FULL, EASED = 0.1, 0.2
+"""Free parts of memory: with less than the first in both tiers sessions go, until there is the second in one."""
+CLEARLY = 0.25
+"""How much more of its host memory a peer must have free: what it gets must not make it the fuller one."""
+RESTS_S, STAYS_S, SHUNNED_S = 30.0, 600.0, 30.0
+"""A session stays if it may go on within the first, or has arrived within the second. A peer that has refused one gets
+no offer for the third.
+"""
+
+
+class Balance:
+    """Hands resting sessions of a server whose memory is nearly full to one with clearly more room. Used on the event
+    loop only.
+    """
+
+    def __init__(self, registry: SessionRegistry, departures: Departures, fleet: Fleet) -> None:
+        self._registry = registry
+        self._departures = departures
+        self._fleet = fleet
+        self._is_full = False
+        """Whether sessions should go: from `FULL` on, until `EASED`."""
+        self._not_before: dict[str, float] = {}
+        """When a session that could not go, or a peer that has refused one, may be tried again."""
+
+    async def run(self) -> None:
+        """Look until the server shuts down."""
+        while not self._registry.table.draining:
+            await asyncio.sleep(BALANCE_S)
+            try:
+                if self._registry.executor.failure is None:
+                    await self._look()
+            except EngineAway:
+                pass
+            except DjinnError as error:
+                logger.warning("balance: %s", error.message)
+
+    async def _look(self) -> None:
+        own = Load.measured(await self._registry.memory())
+        self._is_full = max(own.kv_free, own.host_free) < (EASED if self._is_full else FULL)
+        if not self._is_full:
+            return
+        clock, now = time.monotonic(), time.time()
+        self._not_before = {each: until for each, until in self._not_before.items() if until > clock}
+        resting = [each for each in self._registry.table if self._rests(each, now)]
+        told = [
+            (each.seen.load.host_free, each.seen.load.kv_free, each.name)
+            for each in self._fleet.ready
+            if each.takes_sessions and each.name not in self._not_before
+        ]
+        host_free, _, peer = max(told, default=(0.0, 0.0, ""))  # sessions arrive in host memory
+        if host_free - own.host_free < CLEARLY:
+            return
+        # The one whose return is furthest away goes first.
+        for session in sorted(resting, key=lambda each: returns_in_s(each, now), reverse=True)[:AT_A_LOOK]:
+            if _is_busy(session):
+                continue
+            try:
+                await self._departures.move(session, peer, MoveReason.BALANCE)
+            except (PeerFull, PeerAway):
+                self._not_before[peer] = time.monotonic() + SHUNNED_S
+            except DjinnError as error:
+                logger.info("a session stays, though memory is full: %s", error.message, extra={"session": session.id})
+                self._not_before[session.id] = time.monotonic() + STAYS_S
+
+    def _rests(self, session: Session, now: float) -> bool:
+        """Whether it may go: it has nothing to do, has been here for long enough, and has not just been refused."""
+        is_still = session.state in (SessionState.IDLE, SessionState.PAUSED) and not session.requests
+        is_free = not session.leaving and not session.ephemeral and session.residency is not Residency.GUARANTEED
+        has_kv = session.kv.device_bytes + session.kv.host_bytes > 0
+        is_away = session.phase is not Phase.READY and returns_in_s(session, now) >= RESTS_S
+        has_settled = session.arrived_at is None or session.arrived_at + STAYS_S <= time.monotonic()
+        return is_still and is_free and has_kv and is_away and has_settled and session.id not in self._not_before

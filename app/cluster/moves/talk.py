@@ -1,0 +1,315 @@
+"""What the servers of a cluster say to each other about sessions that move, as signed MessagePack over HTTP.
+
+An offer asks for the connection itself. The answer 101 hands it over: from then on the two engines use it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.cluster.fleet import Replica
+from app.cluster.hop import Hops
+from app.cluster.key import DIGEST, SIGNATURE, is_answer, is_request, sign_answer, sign_request
+from app.cluster.moves.bindings import MAX_RESPONSE_BYTES, Binding
+from app.domain.errors import (
+    DjinnError,
+    EngineRestarting,
+    MalformedRequest,
+    Moving,
+    NameTaken,
+    NotDurable,
+    NotFound,
+    PeerAway,
+    PeerFull,
+    PeerMismatch,
+    PeerStranger,
+    ReplicaAway,
+    ReplicaLost,
+    TooLarge,
+    Unauthenticated,
+)
+from app.domain.homes import Taken
+from app.domain.values import MAX_LABEL_BYTES, ModelInfo, SessionId
+from app.engine_process.executor import EngineExecutor
+from app.journal.records import SessionRecord
+from app.web.errors import error_response
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 4
+"""The version of `Offer`, raised whenever the meaning of anything in it or in a snapshot changes."""
+PREFIX = "/v1/cluster/"
+OFFER = f"{PREFIX}offer"
+STEPS = COMMIT, ABORT, SETTLE = f"{PREFIX}commit", f"{PREFIX}abort", f"{PREFIX}settle"
+ANSWER_S = 30.0
+"""The other server may have to wait for its disk."""
+UPGRADE = {"connection": "upgrade", "upgrade": "djinn-kv"}
+MAX_ANSWER_BYTES = MAX_STEP_BYTES = 1 << 16
+MAX_OFFER_BYTES = MAX_LABEL_BYTES + MAX_RESPONSE_BYTES + (256 << 20)
+"""Enough for a label, responses, and a history of `MAX_TOKENS`."""
+
+
+def model_of(info: ModelInfo) -> dict[str, int | str]:
+    """What two servers must have in common before their engines, which know more, are asked."""
+    sizes = ("vocab_size", "num_layers", "hidden_size", "kv_heads", "head_dim", "dtype", "kv_dtype")
+    return {name: getattr(info, name) for name in sizes}
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """A session that is to move from the server `source`, without its KV, which follows on the same connection.
+
+    `token` names the move until it is over. `history` has token ids as the journal has them, and `before` those before
+    the turn that is paused (None: the session is idle). `label` is the `SessionSnapshot`, as a file has it. The last
+    two are of the paused turn's usage.
+    """
+
+    format: int
+    token: str
+    source: str
+    epoch: int
+    model: dict[str, int | str]
+    record: SessionRecord
+    history: bytes
+    before: bytes | None
+    uncounted: int
+    returns_at: float | None
+    pause_expires_at: float | None
+    label: str
+    binding: Binding
+    cached_tokens: int = 0
+    tokens_recomputed: int = 0
+
+
+class Step(msgspec.Struct, frozen=True):
+    """The next step of a move: it is to be taken, or given up. `word` is from the answer to the offer."""
+
+    token: str
+    word: str = ""
+
+
+class Question(msgspec.Struct, frozen=True):
+    """Asks whether the session was taken with the move of that number. If not, it never will be. `journal` is the UUID
+    of the journal that the answer is in: another one knows nothing of it.
+    """
+
+    session: SessionId
+    epoch: int
+    seq: int
+    journal: str
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The answer to a step, a question, or an offer that is refused. `code` is that of the error for which the session
+    was not taken.
+    """
+
+    taken: Taken = Taken.NO
+    code: str | None = None
+    message: str = ""
+
+    @classmethod
+    def refusing(cls, error: DjinnError) -> Answer:
+        """An answer with the code and the message of that error."""
+        return cls(code=error.code, message=error.message)
+
+    @property
+    def error(self) -> DjinnError | None:
+        """The error for which the session was not taken, if that is known."""
+        return None if self.code is None else REFUSALS.get(self.code, PeerMismatch)(self.message)
+
+
+REFUSALS: dict[str, type[DjinnError]] = {
+    each.code: each for each in (PeerFull, PeerMismatch, PeerStranger, NameTaken, Moving)
+}
+"""The errors with which another server refuses a session."""
+encode = msgspec.msgpack.encode
+
+
+class PeerCalls:
+    """Asks the other servers. Used on the event loop."""
+
+    def __init__(self, hops: Hops) -> None:
+        self._hops = hops
+
+    async def ask(self, peer: Replica, path: str, message: Step | Question) -> Answer:
+        """Take the next step of a move. Raises `PeerAway` if nothing certain comes back, `PeerStranger`."""
+        status, said, _ = await self._exchange(peer, path, {}, encode(message))
+        if status != HTTPStatus.OK:
+            raise PeerAway(f"{peer.name} answers with status {status}")
+        return msgspec.msgpack.decode(said, type=Answer)
+
+    async def offer(self, peer: Replica, offer: Offer) -> tuple[socket.socket, int, str, str]:
+        """Offer a session. Returns the connection, on which the other engine waits for it, and the other server's count
+        of moves, its word for this one and the UUID of its journal. Raises what `connect` raises.
+        """
+        connection, said = await self.connect(peer, OFFER, encode(offer))
+        count, word, journal = said.split(" ")
+        return connection, int(count), word, journal
+
+    async def connect(self, peer: Replica, path: str, body: bytes) -> tuple[socket.socket, str]:
+        """Offer something that is to go from engine to engine. Returns the connection, which the other server hands to
+        its engine, and what that server says. Nothing arrives on it before something is sent. Raises the other server's
+        refusal, `PeerAway`, `PeerStranger`.
+        """
+        status, said, connection = await self._exchange(peer, path, UPGRADE, body)
+        if connection is None:
+            raise msgspec.msgpack.decode(said, type=Answer).error or PeerAway(f"{peer.name} answers with {status}")
+        return connection, said.decode()
+
+    async def _exchange(
+        self, peer: Replica, path: str, more: dict[str, str], body: bytes
+    ) -> tuple[int, bytes, socket.socket | None]:
+        """The answer's status and content, and for a 101 the connection: its content is in a header."""
+        key, where, connection = self._hops.key, f"{peer.name} at {peer.seen.url}", None
+        signed = sign_request(key, peer.name, path, body)
+        fields = {"content-length": str(len(body)), **signed, **more}
+        headers = [(name.encode(), value.encode()) for name, value in fields.items()]
+        asked = self._hops.asking(peer, b"POST", path.encode(), headers, body)
+        try:
+            async with asyncio.timeout(ANSWER_S), asked as answer:
+                status, found = answer.status, dict(answer.headers)
+                if status == HTTPStatus.SWITCHING_PROTOCOLS:
+                    said, connection = found.get(b"djinn-seq", b""), answer.wire.hand_over()
+                else:
+                    said = await answer.read(MAX_ANSWER_BYTES)
+        except (TimeoutError, ReplicaAway, ReplicaLost) as error:
+            raise PeerAway(f"{where} does not answer: {str(error) or 'it takes too long'}") from error
+        signature = found.get(SIGNATURE.encode(), b"").decode("latin-1")
+        if is_answer(key, signed, status, said, signature):
+            return status, said, connection
+        if connection is not None:
+            connection.close()
+        if not signature and status >= HTTPStatus.INTERNAL_SERVER_ERROR:  # it may have the key, and be full
+            raise PeerAway(f"{where} answers with status {status}")
+        raise PeerStranger(
+            f"{where} lacks the key of this cluster, or has another name: its answer with status {status} is not signed"
+        )
+
+
+def give(executor: EngineExecutor, connection: socket.socket) -> int:
+    """Give the engine the connection. Returns its number. Closes it on `EngineError` and `EngineRestarting`."""
+    try:
+        executor.check()
+        return executor.engine.give(connection)
+    except OSError as error:  # it is about to be known that the engine has died
+        connection.close()
+        raise EngineRestarting(f"a connection could not be handed to it: {error}") from error
+    except BaseException:
+        connection.close()
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """An offer that this server takes, if the connection can be handed over. The other server is told what is `said`.
+    `begin` has the engine use the connection; `lose` is called instead if the connection has been lost.
+    """
+
+    said: str
+    begin: Callable[[socket.socket], object]
+    lose: Callable[[], Awaitable[None]] | None = None
+
+
+Way = tuple[type[Any], Callable[[Any], Awaitable[Offered | Answer]]]
+"""What comes to a path, and what answers it, or raises a `DjinnError` to refuse it. All but the steps of a move are
+offers.
+"""
+
+
+class ClusterDoors:
+    """Answers other servers, before any check of clients: their signature is their key. Passes on all the rest."""
+
+    def __init__(self, app: ASGIApp, hops: Hops, ways: Mapping[str, Way]) -> None:
+        """`ways` are what may be asked, by path."""
+        self.app = app
+        self._hops = hops
+        self._ways = ways
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        app: ASGIApp | None = self.app
+        try:
+            if scope["type"] != "lifespan":
+                self._hops.note(scope)
+            if scope["type"] == "http" and scope["path"].startswith(PREFIX):
+                app = await self._answered(scope, receive, send)
+        except DjinnError as error:
+            app = error_response(error, scope)
+        if app is not None:
+            await app(scope, receive, send)
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> Response | None:
+        """The signed answer. None: the connection has been handed over, or lost. Raises a `DjinnError` for a request
+        that no server of the cluster has signed.
+        """
+        path, headers, status = scope["path"], Headers(scope=scope), HTTPStatus.OK
+        body, hand_over = await self._body(scope, headers, receive), scope["state"].get("hand_over")
+        kind, answer_to = self._ways[path]
+        try:
+            if hand_over is None and path not in STEPS:
+                raise PeerMismatch("this server cannot hand connections over")
+            answer = await answer_to(msgspec.msgpack.decode(body, type=kind))
+            if isinstance(answer, Offered):
+                await self._hand_over(answer, hand_over, headers, send)
+                return None
+        except msgspec.MsgspecError as error:
+            answer = Answer.refusing(PeerMismatch(f"the other server speaks another version: {error}"))
+            status = HTTPStatus.CONFLICT
+        except DjinnError as error:
+            answer = Answer.refusing(error)
+            is_open = isinstance(error, NotDurable)
+            status = HTTPStatus.SERVICE_UNAVAILABLE if is_open else HTTPStatus.CONFLICT
+        content = encode(answer)
+        signed = {SIGNATURE: sign_answer(self._hops.key, headers, status, content)}
+        return Response(content, status, signed, "application/vnd.msgpack")
+
+    async def _body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes:
+        """The body of a request that a server of the cluster has signed. A stranger's is not read."""
+        path, here, body, is_whole = scope["path"], self._hops.fleet.here, bytearray(), False
+        if path not in self._ways or scope["method"] != "POST":
+            raise NotFound(f"{scope['method']} {path}: Not Found")
+        if not is_request(self._hops.key, here, path, headers):
+            raise Unauthenticated(f"only servers of the cluster, with its key, ask {here} for this")
+        most = MAX_STEP_BYTES if path in STEPS else MAX_OFFER_BYTES
+        while not is_whole:
+            part = await receive()
+            if part["type"] != "http.request":
+                raise MalformedRequest("the request did not come whole")
+            body += part.get("body", b"")
+            if len(body) > most:
+                raise TooLarge(f"the body must be at most {most} bytes")
+            is_whole = not part.get("more_body", False)
+        if hashlib.sha256(body).hexdigest() != headers.get(DIGEST):
+            raise Unauthenticated("the body differs from the signed one")
+        return bytes(body)
+
+    async def _hand_over(
+        self, offered: Offered, hand_over: Callable[[], socket.socket], headers: Headers, send: Send
+    ) -> None:
+        """Answer 101, and hand the connection to the engine."""
+        said, status = offered.said.encode(), HTTPStatus.SWITCHING_PROTOCOLS
+        signature = f"{SIGNATURE}: {sign_answer(self._hops.key, headers, status, said)}".encode()
+        lines = [b"HTTP/1.1 101 Switching Protocols", b"connection: upgrade", b"upgrade: djinn-kv"]
+        try:
+            connection = hand_over()
+            connection.send(b"\r\n".join([*lines, b"djinn-seq: " + said, signature, b"", b""]))
+        except OSError as error:
+            logger.warning("a connection of another server was lost: %s", error)
+            if offered.lose is not None:
+                await offered.lose()
+            return
+        offered.begin(connection)
+        # For the logs: it goes nowhere.
+        await send({"type": "http.response.start", "status": status, "headers": []})
