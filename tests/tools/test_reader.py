@@ -8,7 +8,7 @@ import pytest
 
 from app.tools.definitions import Tool
 from app.tools.formats import HARMONY, HERMES, LLAMA, MISTRAL, TOOL_FORMATS, ToolFormat
-from app.tools.reader import CallArguments, CallBegun, Content, Piece
+from app.tools.reader import MAX_HELD, CallArguments, CallBegun, Content, FamilyReader, Piece
 from tests.tools.calls import FORMATS, TOOLS, reader_of, write
 
 Calls = list[tuple[str, str]]
@@ -162,3 +162,15 @@ def test_calls_that_are_cut_anywhere_leave_no_text_where_only_calls_may_come(for
         content, calls = put_together([*reader.push(text[:end]), *reader.finish()])
         assert content == ""
         assert len(calls) == reader.calls
+
+
+def test_calls_are_whole_if_all_their_arguments_are_objects() -> None:
+    whole = write(HERMES, ("f", '{"a": 1}'))
+    long = write(HERMES, ("f", json.dumps({"a": "x" * MAX_HELD}).replace("}", ", foo}")))
+    half = long.replace(", foo}", '}")"}')
+    with pytest.raises(ValueError, match="Extra data"):  # what has been told of it is no JSON either
+        json.loads(read(half, HERMES)[1][0][1])
+    for answer in (whole, whole[:-16], long, half, write(HERMES, ("f", '{"a": foo}')), "No."):
+        reader = FamilyReader(HERMES, TOOLS)
+        assert [*reader.push(answer), *reader.finish(cut=True)]
+        assert reader.is_whole == (answer == whole)
