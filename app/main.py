@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.anthropic.threads import Threads
 from app.batches.files import FileStore
 from app.batches.places import Places
 from app.batches.runner import Batches
@@ -397,6 +398,7 @@ def create_app(
         bound_sessions=bound_sessions,
         responses=responses,
         background=BackgroundResponses(),
+        threads=Threads(),
         spool=spool,
         side_work=registry.side_work,
         uploads=kept_uploads,

@@ -152,6 +152,7 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "foreign_host": Forbidden,
     "wrong_role": Forbidden,
     "model_not_found": NotFound,
+    "thread_not_found": NotFound,
     "not_found": NotFound,
     "request_timeout": BadRequest,
     "wrong_state": Conflict,

@@ -62,7 +62,7 @@ def test_the_table_of_a_route_has_all_its_fields(page: str, route: str, body: ty
     ("page", "lists"),
     [
         ("openai", ["## Refused fields", "## Fields without effect"]),
-        ("anthropic", ["## Refused and ignored fields"]),
+        ("anthropic", ["## Ignored fields"]),
     ],
 )
 def test_the_lists_of_reasons_have_every_unsupported_field(page: str, lists: list[str]) -> None:

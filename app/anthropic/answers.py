@@ -195,19 +195,32 @@ Items = AsyncIterator[tuple[int, TextItem]]
 """The items of the call's only choice, each with that choice's index."""
 
 
-async def stream(items: Items, writer: MessageWriter, request_id: str) -> AsyncGenerator[bytes, None]:
+Keep = Callable[[Event], None]
+"""Takes a whole answer, before the client has its last event."""
+
+
+async def stream(
+    items: Items, writer: MessageWriter, request_id: str, keep: Keep | None = None
+) -> AsyncGenerator[bytes, None]:
     """The server-sent events of a streamed answer. An error after the stream has begun is an event too, the last."""
+    told: list[Event] = []
     try:
         async for _, item in items:
             for event in writer.events(item):
+                if keep is not None:
+                    told.append(event)
+                    if event["type"] == "message_stop":
+                        keep(whole_message(told))
                 yield sse_event(event["type"], orjson.dumps(event))
     except Exception as error:
         yield sse_event("error", messages_error_body(visible_error(error), request_id))
 
 
-async def collect(items: Items, writer: MessageWriter) -> bytes:
+async def collect(items: Items, writer: MessageWriter, keep: Keep | None = None) -> bytes:
     """The JSON of the whole answer. An input that a model wrote may have integers of more than 64 bits."""
     whole = whole_message([event async for _, item in items for event in writer.events(item)])
+    if keep is not None:
+        keep(whole)
     return to_json(whole, inf_nan_mode="null")
 
 
@@ -274,6 +287,7 @@ MessagesErrorDetail = shape(
             "overloaded_error",
         ],
         "message": str,
+        "details": (dict[str, str], Field({}, description="only of a thread: the `error_code` thread_not_found")),
     },
 )
 MessagesErrorBody = shape(

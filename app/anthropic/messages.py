@@ -327,6 +327,23 @@ class ToolDefinition(OpenBody):
         return Tool(self.name, self.description, self.input_schema, self.strict)
 
 
+class McpToolset(OpenBody):
+    """The tools of a server that Anthropic's API would call: the model does not see them."""
+
+    reads_extras: ClassVar[bool] = True
+
+    type: Literal["mcp_toolset"]
+
+
+MessagesTool = TypeAliasType(
+    "MessagesTool",
+    Annotated[
+        Annotated[ToolDefinition, Tag("custom")] | Annotated[McpToolset, Tag("mcp_toolset")],
+        Discriminator(lambda tool: "mcp_toolset" if type_of(tool) == "mcp_toolset" else "custom"),
+    ],
+)
+
+
 class AutoChoice(OpenBody):
     """The model decides."""
 
@@ -414,6 +431,25 @@ class ThinkingConfig(OpenBody):
     )
 
 
+class ThreadCreate(OpenBody):
+    """The server holds the conversation from now on, under the id of the answer."""
+
+    type: Literal["create"]
+
+
+class ThreadContinue(OpenBody):
+    """The call goes on with a conversation that the server holds, and brings only what is new."""
+
+    type: Literal["continue"]
+    previous_message_id: str = Field(min_length=1, max_length=256, description="the id of the thread's last answer")
+
+
+MessageThread = Annotated[
+    Annotated[ThreadCreate, Tag("create")] | Annotated[ThreadContinue, Tag("continue")],
+    by_tag("type", "create", "continue", error="kind", words="an object of type create or continue"),
+]
+
+
 class PromptFields(OpenBody):
     """The fields that make the prompt of a call, and those that say what it may call."""
 
@@ -424,7 +460,9 @@ class PromptFields(OpenBody):
         min_length=1, description="the last may be of the assistant: it is continued"
     )
     system: SystemContent | None = Field(None, description="instructions, in front of the messages")
-    tools: list[ToolDefinition] = Field(default=[], max_length=MAX_TOOLS, description="tools to call")
+    tools: list[MessagesTool] = Field(
+        default=[], max_length=MAX_TOOLS, description="tools to call; an mcp_toolset is left out"
+    )
     tool_choice: ToolChoice | None = Field(None, description="what is called (default: auto)")
     output_config: OutputConfig | None = None
     thinking: ThinkingConfig | None = Field(
@@ -434,23 +472,34 @@ class PromptFields(OpenBody):
     _found: set[str] = PrivateAttr(default_factory=set)
 
     @model_validator(mode="after")
-    def _show_found_tools(self) -> Self:
+    def _show_found(self) -> Self:
+        self.show_found_tools()
+        return self
+
+    def show_found_tools(self) -> None:
         """A tool that waits to be found is read where it was found first: what came before it stays as it was."""
-        waiting = {tool.name: tool for tool in self.tools if tool.defer_loading}
+        waiting = {tool.name: tool for tool in self._definitions if tool.defer_loading}
         for block in _references(self.messages) if waiting else ():
             if (tool := waiting.pop(block.tool_name, None)) is not None:
                 block.show(tool.to_tool())
                 self._found.add(tool.name)
-        return self
+
+    @property
+    def _definitions(self) -> list[ToolDefinition]:
+        """The tools that the client runs."""
+        return [tool for tool in self.tools if isinstance(tool, ToolDefinition)]
 
     def without_effect(self) -> list[str]:
-        """Instructions in one text that begin with a line about billing, and tools that nothing has found yet: the
-        model reads of them at once.
+        """Instructions in one text that begin with a line about billing, tools that nothing has found yet: the model
+        reads of them at once, and those that are left out.
         """
-        is_billed = isinstance(self.system, str) and self.system.startswith(BILLING)
-        early = (tool.defer_loading and tool.name not in self._found for tool in self.tools)
-        unread = [f"tools.{index}.defer_loading" for index, is_early in enumerate(early) if is_early]
-        return [*(["system"] if is_billed else []), *unread]
+        named = ["system"] if isinstance(self.system, str) and self.system.startswith(BILLING) else []
+        for index, tool in enumerate(self.tools):
+            if isinstance(tool, McpToolset):
+                named.append(f"tools.{index}")
+            elif tool.defer_loading and tool.name not in self._found:
+                named.append(f"tools.{index}.defer_loading")
+        return named
 
     def shown(self, tools: Sequence[Tool]) -> list[Tool]:
         """Those of the tools that the model reads of in front of the conversation."""
@@ -470,7 +519,7 @@ class PromptFields(OpenBody):
 
     def to_tool_use(self) -> ToolUse:
         """What the turn may do with its tools. Raises `FieldOutOfRange` if their fields do not fit together."""
-        return tool_use(self.tools, self.tool_choice)
+        return tool_use(self._definitions, self.tool_choice)
 
 
 class CountTokensBody(PromptFields):
@@ -488,6 +537,27 @@ class MessagesBody(CallBody, PromptFields):
     )
     stream: bool = Field(False, description="answer with server-sent events")
     metadata: Metadata | None = None
+    thread: MessageThread | None = Field(
+        None, description="whether the server holds the conversation, or goes on with one that it holds"
+    )
+
+    @property
+    def continues_thread(self) -> str | None:
+        """The id of the answer that the call goes on from, if it does not bring the conversation up to there."""
+        return self.thread.previous_message_id if isinstance(self.thread, ThreadContinue) else None
+
+    def with_thread(
+        self, system: SystemContent | None, tools: Sequence[MessagesTool], messages: Iterable[MessageInput]
+    ) -> Self:
+        """The call with what the thread has that it continues. Raises `FieldOutOfRange` if it brings some of that."""
+        for name in ("system", "tools"):
+            if getattr(self, name):
+                message = f"{name}: a thread keeps those that it was created with: leave them out"
+                raise FieldOutOfRange(message, param=name)
+        whole = {"system": system, "tools": tools, "messages": [*messages, *self.messages]}
+        body = self.model_copy(update=whole)
+        body.show_found_tools()
+        return body
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -505,7 +575,8 @@ class MessagesBody(CallBody, PromptFields):
 
     def schema_places(self) -> dict[str, str]:
         """Those of `tools`."""
-        return {tool.name: f"tools.{index}.input_schema" for index, tool in enumerate(self.tools)}
+        named = ((index, tool) for index, tool in enumerate(self.tools) if isinstance(tool, ToolDefinition))
+        return {tool.name: f"tools.{index}.input_schema" for index, tool in named}
 
     def own_form(self) -> Grammar | None:
         """What `output_config` says."""

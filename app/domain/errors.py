@@ -95,6 +95,10 @@ class UnknownModel(NotFound, code="model_not_found"):
     """No such model here."""
 
 
+class ThreadNotFound(NotFound, code="thread_not_found"):
+    """The server does not hold that conversation of Anthropic's API: the client sends all of it again."""
+
+
 class MethodNotAllowed(DjinnError, status=405, code="method_not_allowed"):
     """The path exists, but not for this method."""
 

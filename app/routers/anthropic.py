@@ -1,5 +1,6 @@
 """`/v1/messages` and `/v1/messages/count_tokens`."""
 
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -66,6 +67,7 @@ async def create_message(
     support = services.tool_support
     heeded = _heed(body, ignored, support)
     info = call.choose(body.model)
+    body = services.threads.resume(call.owner, body)
     use = body.to_tool_use()
     limit, variables = TextLimit("messages", services.info.max_model_len), heeded.variables
     side_work = services.side_work
@@ -83,9 +85,10 @@ async def create_message(
         shows_thoughts=body.shows_thoughts,
         thinks=support.thinking is not None,
     )
+    keep = None if body.thread is None else partial(services.threads.keep, call.owner, body)
     if body.stream:
-        return call.answer(EventStream(stream(aiter(choices), writer, request.state.request_id)))
-    whole = await unless_disconnected(request, collect(aiter(choices), writer))
+        return call.answer(EventStream(stream(aiter(choices), writer, request.state.request_id, keep)))
+    whole = await unless_disconnected(request, collect(aiter(choices), writer, keep))
     return call.answer(Response(whole, media_type="application/json"))
 
 

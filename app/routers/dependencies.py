@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request
 
+from app.anthropic.threads import Threads
 from app.batches.files import FileStore
 from app.batches.places import Places
 from app.batches.runner import Batches
@@ -51,6 +52,7 @@ class Services:
     bound_sessions: BoundSessions
     responses: ResponseStore
     background: BackgroundResponses
+    threads: Threads
     spool: Spool
     side_work: SideWork
     uploads: Uploads

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from app.tools.definitions import Tool
-from app.tools.formats import ARGUMENTS, NAME, ToolFormat
+from app.tools.formats import ARGUMENTS, IS_TEXT, NAME, ToolFormat
 from app.tools.reader import (
     QUOTE,
     CallArguments,
@@ -70,7 +70,8 @@ def _spaced(text: str) -> str:
 def _pair_patterns(pair: tuple[str, str, str]) -> tuple[re.Pattern[str], re.Pattern[str]]:
     """What begins a parameter, with its name, and what ends it: the next one follows, or nothing."""
     begin, middle, end = pair
-    head = re.compile(rf"\s*{_spaced(begin.strip())}(?P<key>[^<>]*?){_spaced(middle.rstrip())}")
+    between = _spaced(middle.rstrip()).replace(IS_TEXT, "(?P<is_text>true|false)")
+    head = re.compile(rf"\s*{_spaced(begin.strip())}(?P<key>[^<>]*?){between}")
     return head, re.compile(rf"{_spaced(end.strip())}\s*(?={_spaced(begin.strip())}|\Z)")
 
 
@@ -89,7 +90,12 @@ def _pairs(text: str, pair: tuple[str, str, str], tool: Tool) -> dict[str, objec
         if pair[1].endswith("\n"):
             value = value.removeprefix("\n").removesuffix("\n")
         key = head["key"].strip().strip('"')
-        found[key] = _typed(value, schemas.get(key))
+        is_text = head.groupdict().get("is_text")
+        if is_text == "false":
+            schema: object = {"type": ["object", "null"]}  # any JSON
+        else:
+            schema = schemas.get(key) if is_text is None else {"type": "string"}
+        found[key] = _typed(value, schema)
     return found
 
 

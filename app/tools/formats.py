@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-NAME, ARGUMENTS = "NAME", "ARGUMENTS"
-"""Where a call has its name and its arguments."""
+NAME, ARGUMENTS, IS_TEXT = "NAME", "ARGUMENTS", "IS_TEXT"
+"""Where a call has its name and its arguments, and where a parameter says what its value is."""
 PYTHON_TAG = "<|python_tag|>"
 """Begins a call of Llama, if anything does."""
 
@@ -48,7 +48,9 @@ class ToolFormat:
     comes, and `end_marker` is no more than a hint.
     """
     pair: tuple[str, str, str] | None = None
-    """What stands before a parameter's name, between it and the value, and after that, where arguments are no JSON."""
+    """What stands before a parameter's name, between it and the value, and after that, where arguments are no JSON.
+    `IS_TEXT` in the middle stands for true or false: whether the value is a text, or JSON.
+    """
     is_pythonic: bool = False
     """Whether the model may also write calls as Python does."""
     text_quote: str = ""
@@ -104,7 +106,13 @@ def _pairs(arguments: str, pair: tuple[str, str, str]) -> Iterator[str]:
         found = None
     begin, middle, end = pair
     for key, value in found.items() if isinstance(found, dict) else ():
-        yield f"{begin}{key}{middle}{value if isinstance(value, str) else json.dumps(value)}{end}"
+        is_text = isinstance(value, str)
+        yield f"{begin}{key}{told(middle, is_text=is_text)}{value if is_text else json.dumps(value)}{end}"
+
+
+def told(middle: str, *, is_text: bool) -> str:
+    """What stands between the name of a parameter and its value."""
+    return middle.replace(IS_TEXT, "true" if is_text else "false")
 
 
 HERMES = ToolFormat(
@@ -184,6 +192,22 @@ DEEPSEEK_V3 = replace(
 )
 """DeepSeek V3 and R1."""
 
+DEEPSEEK_DSML = ToolFormat(
+    "deepseek_v32",
+    'NAME">\nARGUMENTS',
+    marker="<｜DSML｜function_calls>",
+    opening="<｜DSML｜function_calls>\n",
+    before='<｜DSML｜invoke name="',
+    after="</｜DSML｜invoke>",
+    separator="\n",
+    closing="\n</｜DSML｜function_calls>",
+    begin='<｜DSML｜invoke name="',
+    end_marker="</｜DSML｜invoke>",
+    pair=('<｜DSML｜parameter name="', '" string="IS_TEXT">', "</｜DSML｜parameter>\n"),
+    inner_markers=("｜DSML｜",),
+)
+"""DeepSeek V3.2."""
+
 KIMI = ToolFormat(
     "kimi_k2",
     "functions.NAME:0<|tool_call_argument_begin|>ARGUMENTS",
@@ -249,7 +273,7 @@ HARMONY = ToolFormat(
 """gpt-oss: an answer is messages, each with a channel, and `<|call|>` ends the turn."""
 
 TOOL_FORMATS = (
-    *(HARMONY, GEMMA, LFM, MINIMAX, KIMI, DEEPSEEK_V3, DEEPSEEK, GLM, QWEN_CODER),
+    *(HARMONY, GEMMA, LFM, MINIMAX, KIMI, DEEPSEEK_DSML, DEEPSEEK_V3, DEEPSEEK, GLM, QWEN_CODER),
     *(MISTRAL_NAMES, MISTRAL, HERMES, LLAMA),
 )
 _SIGNS: tuple[tuple[str, ToolFormat], ...] = (
@@ -258,6 +282,7 @@ _SIGNS: tuple[tuple[str, ToolFormat], ...] = (
     (r"<\|tool_call_start\|>", LFM),
     (r"<minimax:tool_call>", MINIMAX),
     (r"<\|tool_call_argument_begin\|>", KIMI),
+    (r"<｜DSML｜", DEEPSEEK_DSML),
     (r"<｜tool▁sep｜>[\s\S]*```json", DEEPSEEK_V3),
     (r"<｜tool▁sep｜>", DEEPSEEK),
     (r"<arg_key>", GLM),

@@ -11,7 +11,7 @@ from typing import Any
 from app.domain.values import Grammar, GrammarKind
 from app.tools.calls import types_of
 from app.tools.definitions import Tool, ToolMode, ToolUse
-from app.tools.formats import HARMONY, Thinking, ToolFormat
+from app.tools.formats import HARMONY, IS_TEXT, Thinking, ToolFormat, told
 from app.tools.lark import PREFIX, START
 from app.tools.thinking import Opening
 
@@ -135,9 +135,10 @@ def _pair_rules(
     required = schema.get("required") or ()
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     any_text = f"{name}_text"
-    if "<[" in literal(end):
-        yield f"{any_text}: {name.upper()}_TEXT {literal(end)}"
-        yield f"{name.upper()}_TEXT: {text}"
+    before, token, after = literal(end).partition("<[")
+    if token:
+        yield f"{any_text}: {name.upper()}_TEXT {token}{after}"
+        yield f"{name.upper()}_TEXT: {text} {before}"
     else:
         yield f"{any_text}[lazy]: {text} {_text(end)}"
     parts = []
@@ -151,9 +152,13 @@ def _pair_rules(
             value = any_text
         else:
             value = f"{_json({**shared, **each})} {literal(end)}"
-        yield f"{rule}: {literal(f'{begin}{key}{middle}')} {value}"
+        is_text = not value.startswith("%json")
+        yield f"{rule}: {literal(f'{begin}{key}{told(middle, is_text=is_text)}')} {value}"
     if not properties and not _OPEN.isdisjoint(schema):
-        yield f"{name}_any: {literal(begin)} /[A-Za-z0-9_.-]+/ {literal(middle)} {any_text}"
+        value = f"{literal(told(middle, is_text=True))} {any_text}"
+        if IS_TEXT in middle:
+            value = f"({value} | {literal(told(middle, is_text=False))} {_json({})} {literal(end)})"
+        yield f"{name}_any: {literal(begin)} /[A-Za-z0-9_.-]+/ {value}"
         parts = [f"{name}_any*"]
     yield f"{name}: {' '.join(parts)}" if parts else f'{name}: ""'
 

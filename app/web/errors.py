@@ -26,6 +26,7 @@ from app.domain.errors import (
     MalformedRequest,
     MethodNotAllowed,
     NotFound,
+    ThreadNotFound,
     TooLarge,
     Unauthenticated,
 )
@@ -83,7 +84,9 @@ def messages_error_body(error: DjinnError, request_id: str | None) -> bytes:
     status = _messages_status(error)
     kind = MESSAGES_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     message = _context_words(error) if isinstance(error, ContextTooLong) else error.message
-    detail = {"type": kind, "message": _clean(message)}
+    detail: dict[str, Any] = {"type": kind, "message": _clean(message)}
+    if isinstance(error, ThreadNotFound):
+        detail["details"] = {"error_code": error.code}  # by which SDKs know what to do
     return orjson.dumps({"type": "error", "error": detail, "request_id": request_id})
 
 

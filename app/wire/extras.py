@@ -115,11 +115,6 @@ def _only_scores(moderation: object) -> bool:
     return all(mode is None or (isinstance(mode, dict) and mode.get("mode") == "score") for mode in modes)
 
 
-def _has_no_skills(container: object) -> bool:
-    """Whether a container only says where code would run, which no tool here does."""
-    return isinstance(container, str) or (isinstance(container, dict) and not container.get("skills"))
-
-
 _MODERATION = {"moderation": Unsupported((), "the server moderates nothing, and would block nothing", _only_scores)}
 _ITEM = ignored("created_by", "name", caller={"type": "direct"}, **{"async": False})
 _PART = ignored("prompt_cache_breakpoint", annotations=[], logprobs=[])
@@ -161,9 +156,8 @@ UNSUPPORTED: dict[str, dict[str, Unsupported]] = {
     "messages.content": ignored("cache_control"),
     "messages.tool_calls": ignored("index"),
     ANTHROPIC: {
-        "container": Unsupported((), "the server runs no code, and knows no skills", _has_no_skills),
-        **refused("the server calls no tools", mcp_servers=[]),
-        **ignored("cache_control", "inference_geo", context_management={}, diagnostics={}, speed="standard"),
+        **ignored("cache_control", "container", "inference_geo", context_management={}, diagnostics={}),
+        **ignored(mcp_servers=[], speed="standard"),
         **ignored(service_tier=("auto", "standard_only"), thinking={"type": "disabled"}),
     },
     f"{ANTHROPIC}.output_config": ignored("effort"),

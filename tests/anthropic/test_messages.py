@@ -41,19 +41,6 @@ def test_the_answer_is_what_a_chat_with_these_messages_has(sdk: anthropic.Anthro
     assert answer.usage.output_tokens == ASK["max_tokens"]
 
 
-def test_a_stream_adds_up_to_the_whole_answer(sdk: anthropic.Anthropic) -> None:
-    ask = {**ASK, "max_tokens": 100}
-    whole = sdk.messages.create(**ask, **GREEDY)
-    with sdk.messages.stream(**ask, **GREEDY) as stream:
-        pieces = list(stream.text_stream)
-        final = stream.get_final_message()
-    assert text_of(final) == "".join(pieces) == text_of(whole)
-    assert len(pieces) > 3
-    assert (final.stop_reason, final.stop_sequence) == (whole.stop_reason, whole.stop_sequence)
-    assert prompt_of(final.usage) == prompt_of(whole.usage)
-    assert final.usage.output_tokens == whole.usage.output_tokens
-
-
 def test_events_come_in_the_documented_order(http: httpx.Client) -> None:
     response = http.post("/v1/messages", json={**ASK, "stream": True, "temperature": 0, "ignore_eos": True})
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -160,17 +147,20 @@ def test_fields_without_effect_are_named(http: httpx.Client) -> None:
         **ASK,
         "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello", **cached}]}],
         "tools": [{"name": "now", "input_schema": {"type": "object"}, **cached}],
-        "service_tier": "auto",
+        "mcp_servers": [{"type": "url", "name": "tools", "url": "http://x"}],
         "unheard_of": 1,
         **cached,
     }
+    body["tools"].append({"type": "mcp_toolset", "mcp_server_name": "tools"})
     response = http.post("/v1/messages", json=body, headers={"anthropic-version": "2023-06-01"})
     assert response.status_code == 200
     assert set(response.headers["x-djinn-ignored"].split(", ")) == {
         "cache_control",
+        "mcp_servers",
         "unheard_of",
         "messages.0.content.0.cache_control",
         "tools.0.cache_control",
+        "tools.1",
     }
 
 
@@ -409,7 +399,7 @@ def test_an_unknown_model_is_not_found(sdk: anthropic.Anthropic, http: httpx.Cli
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
         ({"tools": [TOOL, TOOL]}, "tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
-        ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers"),
+        ({"tools": [{"type": "mcp_toolset"}], "tool_choice": {"type": "any"}}, "tool_choice"),
         ({"output_config": {"format": {"type": "text"}}}, "output_config.format.type"),
     ],
 )
@@ -433,6 +423,32 @@ def test_a_context_that_does_not_fit_is_told_in_the_words_that_agents_parse(http
         assert int(found[1]) > most
     chat = http.post("/v1/chat/completions", json={**ASK, "max_tokens": 32_000})
     assert chat.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_thread_goes_on_from_what_the_server_holds(sdk: anthropic.Anthropic, http: httpx.Client) -> None:
+    question: Any = {"role": "user", "content": "And now?"}
+    begins: Any = {**ASK, "system": "Be kind.", "tools": [TOOL], "tool_choice": {"type": "none"}}
+
+    def check(answer: Any) -> None:
+        """It is what the whole conversation gives."""
+        whole: Any = sdk.beta.messages.create(**{**begins, "messages": thread.messages[:-1]}, **GREEDY)
+        assert (text_of(answer), prompt_of(answer.usage)) == (text_of(whole), prompt_of(whole.usage))
+        assert (answer.stop_reason, answer.stop_sequence) == (whole.stop_reason, whole.stop_sequence)
+        assert answer.usage.output_tokens == whole.usage.output_tokens
+
+    thread = sdk.beta.messages.thread(**begins, **GREEDY)
+    thread.send()
+    with thread.stream(question) as stream:
+        pieces = list(stream.text_stream)
+        check(stream.get_final_message())
+    assert len(pieces) > 3
+    going: Any = {"thread": {"type": "continue", "previous_message_id": thread.previous_message_id}}
+    both = http.post(PATHS[0], json={**ASK, **going, "system": "Be kind."})
+    assert check_body(both, 400, "invalid_request_error").startswith("system: ")
+    http.post(PATHS[0], json={**ASK, **going}).raise_for_status()
+    gone = http.post(PATHS[0], json={**ASK, **going})
+    assert (gone.status_code, gone.json()["error"]["details"]) == (404, {"error_code": "thread_not_found"})
+    check(thread.send(question))  # the SDK sends all of it again
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -41,8 +41,9 @@ COUNTED: Any = (
 MESSAGE: Any = (
     COUNTED
     | {"max_tokens": 8, "metadata": {"user_id": "anybody"}, "service_tier": "auto", "stop_sequences": ["string"]}
-    | {"inference_geo": "us", "container": "container"}
+    | {"inference_geo": "us", "container": {"skills": [{"skill_id": "pdf", "type": "anthropic"}]}}
 )
+BETA: Any = {"mcp_servers": [{"name": "name", "type": "url", "url": "url"}], "thread": {"type": "create"}}
 SIMPLE: Any = {name: MESSAGE[name] for name in ("model", "max_tokens", "messages")}
 COUNT: Any = {
     name: RESPONSE[name] for name in ("model", "input", "instructions", "parallel_tool_calls", "reasoning")
@@ -163,6 +164,12 @@ ANTHROPIC: dict[str, Ask] = {
     "messages.parse": lambda sdk, _: sdk.messages.parse(**SIMPLE),
     "messages.stream": lambda sdk, _: in_context(sdk.messages.stream(**MESSAGE)),
     "messages.count_tokens": lambda sdk, _: sdk.messages.count_tokens(**COUNTED),
+    "beta.messages.create": lambda sdk, _: [*sdk.beta.messages.create(**MESSAGE, **BETA, stream=True)],
+    "beta.messages.parse": lambda sdk, _: sdk.beta.messages.parse(**SIMPLE),
+    "beta.messages.stream": lambda sdk, _: in_context(sdk.beta.messages.stream(**MESSAGE)),
+    "beta.messages.count_tokens": lambda sdk, _: sdk.beta.messages.count_tokens(**COUNTED),
+    "beta.messages.thread": lambda sdk, _: sdk.beta.messages.thread(**SIMPLE).send(),
+    "beta.messages.tool_runner": lambda sdk, _: [*sdk.beta.messages.tool_runner(**SIMPLE, tools=MESSAGE["tools"])],
     "models.list": lambda sdk, _: [*sdk.models.list(limit=1)],
     "models.retrieve": lambda sdk, _: sdk.models.retrieve(MODEL),
 }

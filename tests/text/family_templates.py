@@ -24,6 +24,10 @@ COUNTED = f"functions.{NAME}:{{{{ loop.index0 }}}}<|tool_call_argument_begin|>{J
 KIMI = f"<|tool_calls_section_begin|><|tool_call_begin|>{COUNTED}<|tool_call_end|><|tool_calls_section_end|>"
 NAMED = PAIRS + '<parameter name="{{ k }}">' + VALUE + "</parameter>\n{% endfor %}"
 MINIMAX = f'\n<minimax:tool_call>\n<invoke name="{NAME}">\n{NAMED}</invoke>\n</minimax:tool_call>'
+TYPED = NAMED.replace('">', """" string="{{ 'true' if v is string else 'false' }}">""").replace(
+    "parameter", "｜DSML｜parameter"
+)
+DSML = f'<｜DSML｜function_calls>\n<｜DSML｜invoke name="{NAME}">\n{TYPED}</｜DSML｜invoke>\n</｜DSML｜function_calls>'
 LFM = f"<|tool_call_start|>[{NAME}({PAIRS}{{{{ k }}}}={{{{ v | tojson }}}}{COMMA})]<|tool_call_end|>"
 QUOTED = '{{ k }}:{% if v is string %}<|"|>{{ v }}<|"|>{% else %}{{ v }}{% endif %}'
 GEMMA = f"<|tool_call>call:{NAME}{{{{ '{{' }}}}{PAIRS}{QUOTED}{COMMA}{{{{ '}}' }}}}<tool_call|>"
@@ -45,6 +49,7 @@ _FORMS = {
     ),
     "DeepSeek V3": ("deepseek_v3", "", DEEPSEEK, V3),
     "DeepSeek V3.1": ("deepseek_v31+think", "{# </think> #}", DEEPSEEK, V31),
+    "DeepSeek V3.2": ("deepseek_v32+think", "{# </think> #}", DEEPSEEK, DSML),
     "Kimi K2": ("kimi_k2", TOOLS, "<|im_{{ m.role }}|>{{ m.name or m.role }}<|im_middle|>BODY<|im_end|>", KIMI),
     "MiniMax M2": ("minimax_m2+think", "", "]~b]{{ m.role }}\n" + THOUGHT + "BODY[e~[\n", MINIMAX),
     "LFM 2": ("lfm2", TOOLS, CHATML, LFM),

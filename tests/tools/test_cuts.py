@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers.cli.serving.utils import get_response_template
 from transformers.utils.chat_parsing import parse_response
@@ -206,6 +206,8 @@ def test_at_every_cut_pieces_tell_what_is_told_at_once(
 def test_answers_are_read_as_transformers_reads_them(kind: str, texts: Any, calls: Any, thinks: bool) -> None:
     """By its own parser with its own templates; ours by the family's description, and by the same template."""
     (form, thinking), template = TEMPLATES[kind], template_of(kind)
+    # Transformers takes a word in a text for the name of an argument.
+    assume(kind != "gemma4" or not re.search(r"[{,]\s*\w+\s*:", json.dumps(calls)))
     thought = thinking.open + texts[0] + thinking.end if thinks else ""
     text = thought + texts[1] + (write(form, *((name, json.dumps(given)) for name, given in calls)) if calls else "")
     read = parse_response(text, template, prefix="", tools=[tool.for_template() for tool in TOOLS])

@@ -58,6 +58,13 @@ SHOWN: dict[str, tuple[str, str, str, list[Any]]] = {
         "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         *("", "", [OSLO]),
     ),
+    # https://huggingface.co/deepseek-ai/DeepSeek-V3.2/blob/main/encoding/README.md
+    "deepseek_v32+think": (
+        'Hm.</think>\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" '
+        'string="true">Oslo</｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        *("Hm.", "", [("weather", {"city": "Oslo", "days": 3})]),
+    ),
     # https://huggingface.co/zai-org/GLM-4.5/blob/main/chat_template.jinja
     "glm+think": (
         "\n<think>A city.</think>\nI look.\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n"
