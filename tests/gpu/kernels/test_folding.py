@@ -2,6 +2,7 @@
 Triton's interpreter where there is no GPU, on CUDA. Whole layers are beside Transformers in `models.test_stacks`.
 """
 
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -19,6 +20,8 @@ from tests.gpu.kernels.attention.drawing import needs_triton
 
 TAPS, EPS = 4, 1e-6
 LENGTHS = [1, 1, 2, 5]
+BLOCK_BYTES = 624
+"""A fourth of the larger shape's state; a matrix lies in two of them."""
 TRITON = "app.gpu.kernels.folding.triton_folding"
 
 
@@ -41,15 +44,24 @@ class Layer:
         self.words = (first + heads * keys * values * 4) // 4
 
     def fold(self, x: Tensor, gates: Tensor, states: Tensor, lengths: list[int], *, biased: bool = False) -> Tensor:
-        """Of rows of so many tokens. `states` `[rows, words]` float32 are replaced."""
+        """Of rows of so many tokens. `states` `[rows, words]` float32 are replaced. A lone row's is in blocks on a CPU,
+        where these fit.
+        """
         batch = make_batch([(3, length) for length in lengths], [[0] * 9] * len(lengths), 16, self.device)
+        order = torch.arange(len(states))[:, None]
+        if len(states) == 1 and self.run.__name__ != TRITON and self.recurrence.fits(BLOCK_BYTES):
+            order = torch.tensor([[2, 0, 3, 1]])
+            batch = replace(batch, state_blocks=order)
+        kept = torch.empty(order.numel(), states.numel() // order.numel())
+        kept[order.flatten()] = states.view(kept.shape)
+        kept = kept.to(self.device).view(torch.uint8)
         on = {name: each.to(self.device) for name, each in vars(self).items() if isinstance(each, Tensor)}
-        bias, kept = on["bias"] if biased else None, states.to(self.device).view(torch.uint8)
+        bias = on["bias"] if biased else None
         x, gates = x.to(self.device), gates.to(self.device)
         given = x[:, : self.channels], on["weight"], bias, kept, batch, self.convolution
         mixed = self.run.convolve(*given)
         found = self.read(mixed, gates, on, x[:, self.channels :], kept, batch, self.recurrence)
-        states.copy_(kept.view(torch.float32))
+        states.copy_(kept.view(torch.float32)[order.flatten()].view(states.shape))
         return torch.as_tensor(found.cpu())
 
     def read(self, mixed: Tensor, gates: Tensor, on: Any, z: Tensor, *where: Any) -> Any:
