@@ -4,6 +4,7 @@
   written to as much new memory, which is the least that this can take.
 - Decode steps of 32 sessions, one of which is captured at three points, over steps of 32 that are not.
 - A sweep of patches over all layers and positions of a pair of 15 tokens, and what it does to clients that decode.
+- The lens over all layers, asked for as the page does, while clients decode, and what it does to them.
 - Activations of many prompts at all layers, over the same prompts as completions of one token.
 
 Ways take turns, and ratios are those of each pair. CPU time is that of all of the server's processes: where others use
@@ -51,6 +52,8 @@ HEADS, KV_HEADS, CHOSEN, TOKENS, HEAD_DIM, BLOCK = 9, 3, 8, 1024, 64, 16
 PART = 64
 """Queries that the engine captures at once of a prompt, while others may come."""
 PAIR, CLIENTS = 15, 4
+LENS_POSITIONS, LENS_ROWS = 64, 16
+"""Tokens of the session that is looked at, and positions that are looked at while clients decode."""
 DECODING, DECODED = 32, 24
 AT_ONCE = 16
 """Completions of the baseline: more than a step takes, so that the engine never waits for one."""
@@ -59,9 +62,11 @@ TARGETS = {
     "decode": Target(0.99, at_least=True),
     "sweep": Target(20.0),
     "beside": Target(1.2),
+    "first_row": Target(0.5),
+    "beside_lens": Target(1.1),
     "bulk": Target(0.8, at_least=True),
 }
-PARTS = ("pattern", "decode", "sweep", "bulk")
+PARTS = ("pattern", "decode", "sweep", "lens", "bulk")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +200,7 @@ def sweeps(http: httpx.Client, cpu_s: Callable[[], float], rounds: int) -> Itera
     yield Figure(f"Sweep of {PAIR} positions at all layers", "s", middle_half(alone), TARGETS["sweep"])
     yield Figure("The same: CPU time", "s", middle_half(used))
     seconds, medians, tails = list[float](), list[float](), list[float]()
-    for _ in range(rounds):
+    for _ in range(rounds // 2):  # a sweep has a tenth of the time then, and takes ten times as long
         quiet = beside(http, random, None, 8.0)
         busy = beside(http, random, lambda: sweep(http, random), 0.0)
         seconds.append(busy[2])
@@ -204,6 +209,40 @@ def sweeps(http: httpx.Client, cpu_s: Callable[[], float], rounds: int) -> Itera
     yield Figure(f"Sweep beside {CLIENTS} clients that decode", "s", middle_half(seconds))
     yield Figure("Their time per token beside it / without it, p50", "×", middle_half(medians))
     yield Figure("Their time per token beside it / without it, p95", "×", middle_half(tails), TARGETS["beside"])
+
+
+def lenses(http: httpx.Client, random: Random, rounds: int) -> Iterator[Figure]:
+    """One position after the other, the last first: that of which the page draws a column as soon as it is there."""
+    layers: int = http.get("/version").raise_for_status().json()["num_layers"]
+    rows, tails, medians = ([list[float](), list[float]()], list[float](), list[float]())
+
+    def look() -> float:
+        session = f"/v1/sessions/{http.post('/v1/sessions', json={}).raise_for_status().json()['id']}"
+        captured = {"layers": list(range(layers)), "action": "capture"}
+        http.post(f"{session}/breakpoints", json=captured).raise_for_status()
+        prompt = random_tokens(random, LENS_POSITIONS)
+        http.post(f"{session}/generate", json={"token_ids": prompt, "max_tokens": 0}).raise_for_status()
+        times = [time.perf_counter()]
+        for at in range(LENS_POSITIONS, LENS_POSITIONS - LENS_ROWS, -1):
+            found = http.get(f"{session}/lens", params={"positions": f"{at - 1}:{at}"}).raise_for_status().json()
+            assert [len(each["token_ids"][0]) for each in found["layers"]] == [1] * layers
+            times.append(time.perf_counter())
+        http.delete(session).raise_for_status()
+        rows[0].append(times[1] - times[0])
+        rows[1] += [b - a for a, b in pairwise(times[1:])]
+        return times[-1] - times[0]
+
+    for _ in range(rounds):
+        quiet = beside(http, random, None, 8.0)
+        busy = beside(http, random, look, 0.0)
+        medians.append(busy[0] / quiet[0])
+        tails.append(busy[1] / quiet[1])
+    yield Figure(f"First position of a lens over {layers} layers", "s", middle_half(rows[0]), TARGETS["first_row"])
+    yield Figure("Each further one", "s", middle_half(rows[1]))
+    yield Figure("Time per token of clients beside the lens / without it, p50", "×", middle_half(medians))
+    yield Figure(
+        "Time per token of clients beside the lens / without it, p95", "×", middle_half(tails), TARGETS["beside_lens"]
+    )
 
 
 def bulk(http: httpx.Client, cpu_s: Callable[[], float], rounds: int, prompts: int) -> Iterator[Figure]:
@@ -264,10 +303,12 @@ def measure(arguments: argparse.Namespace) -> Iterator[Figure]:
             yield from patterns(10 * rounds)
     if "decode" in arguments.only:
         yield from decodes(arguments.model, 4 * rounds)
-    if {"sweep", "bulk"} & set(arguments.only):
+    if {"sweep", "lens", "bulk"} & set(arguments.only):
         with served(arguments.model) as (http, cpu_s):
             if "sweep" in arguments.only:
                 yield from sweeps(http, cpu_s, rounds)
+            if "lens" in arguments.only:
+                yield from lenses(http, Random(7), rounds)
             if "bulk" in arguments.only:
                 yield from bulk(http, cpu_s, rounds, 64 if arguments.quick else 256)
 

@@ -282,9 +282,11 @@ class FileWriter:
         """Append `data`, `at_once` or with what follows. Raises `TooLarge`, `FilesFull`, `DiskShort`."""
         self._store.take(self._owner, len(data), self.bytes)
         self.bytes += len(data)
-        self._pending += data
-        if at_once or len(self._pending) >= PIECE_BYTES:
-            await self._flush()
+        is_large = len(data) >= PIECE_BYTES  # to copy it here would hold up the event loop
+        if not is_large:
+            self._pending += data
+        if at_once or is_large or len(self._pending) >= PIECE_BYTES:
+            await self._flush(data if is_large else b"")
 
     async def keep(self, filename: str, purpose: AnyPurpose, ttl_s: int | None) -> FileObject:
         """The file is whole: it is found from now on. Raises `DiskShort`."""
@@ -302,19 +304,20 @@ class FileWriter:
         self.is_kept = True
         return file
 
-    async def _flush(self) -> None:
+    async def _flush(self, more: bytes = b"") -> None:
         async with self._lock:
             data, self._pending = self._pending, bytearray()
             try:
-                self._claim.grow(len(data))
-                await asyncio.to_thread(self._append, data)
+                self._claim.grow(len(data) + len(more))
+                await asyncio.to_thread(self._append, data, more)
             except OSError as error:  # `DiskFull` too
                 raise DiskShort(f"the file was not stored: {error.strerror}") from error
             finally:
                 self._claim.shrink()
 
-    def _append(self, data: bytearray) -> None:
+    def _append(self, data: bytearray, more: bytes) -> None:
         self._opened.write(data)
+        self._opened.write(more)
         self._opened.flush()
 
 

@@ -1,15 +1,20 @@
 """Frames over one end of a socket pair. Sending never waits, so neither process can hold up the other.
 
-Large frames go in parts, between which others pass: tokens of all sessions do not wait for the captures of one.
+Large frames are in memory that both processes have, so that tokens of all sessions do not wait for the captures of one:
+only a descriptor of it passes the socket.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import mmap
+import os
 import select
 import socket
 import struct
+import tempfile
 import threading
 import time
 from collections import deque
@@ -17,14 +22,20 @@ from collections import deque
 logger = logging.getLogger(__name__)
 
 HEADER = struct.Struct("<QB")
-"""Before each part of a frame: how many bytes the part has, and what it is."""
-WHOLE, PART, LAST_PART = range(3)
-"""A frame that is no large one, a part of a large one, and the last of these."""
-PART_BYTES = 1 << 16
+"""Before each frame: how many bytes it has, and where they are."""
+BEHIND, SHARED = range(2)
+"""Behind the header; in a file in memory, whose descriptor comes with the header."""
+SHARED_BYTES = 1 << 16
+"""A longer frame is shared."""
 BUFFER_BYTES = 1 << 20
 """Of the socket, each way: the events of many steps."""
 READ_BYTES = 1 << 18
+MOST_DESCRIPTORS = 16
+"""In one read: Linux gives those of one header at a time."""
 SLICE_S = 0.5
+
+Waiting = tuple[memoryview, int | None]
+"""What is to be written, and the descriptor that goes with it."""
 
 
 class Closed(Exception):
@@ -39,33 +50,28 @@ class Channel:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             end.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
         self._socket = end
-        self._begun: memoryview | None = None
-        """The rest of a part that has been written in part."""
-        self._waiting: deque[memoryview] = deque()
-        """Frames that have not been written yet, in order."""
-        self._large: deque[memoryview] = deque()
-        """The same of large ones: each is what is left of it."""
+        self._begun: Waiting | None = None
+        """What is written next, or the rest of it."""
+        self._waiting: deque[Waiting] = deque()
+        """Frames that have not been begun yet, in order."""
         self._writing = threading.Lock()
         self._is_full = threading.Event()
         """Whether frames wait for room in the socket."""
         self._closed = threading.Event()
         self._read = bytearray()
-        self._parts = bytearray()
-        """Of a large frame: what there is of it."""
+        self._descriptors: deque[int] = deque()
+        """Those that have come, in the order of their headers."""
         threading.Thread(target=self._write_when_there_is_room, name="djinn-frames", daemon=True).start()
 
-    def send(self, data: bytes, *, may_be_late: bool = False) -> None:
-        """Send one frame. If the other end is gone, it goes nowhere: `receive` tells of that. One that `may_be_late`
-        arrives behind others that are sent after it, if it is large.
-        """
-        if may_be_late and len(data) > PART_BYTES:
-            self._large.append(memoryview(data))
-        else:
-            self._waiting.append(memoryview(HEADER.pack(len(data), WHOLE) + data))
+    def send(self, data: bytes) -> None:
+        """Send one frame. If the other end is gone, it goes nowhere: `receive` tells of that."""
+        shared = _share(data) if len(data) > SHARED_BYTES else None
+        header = HEADER.pack(len(data), BEHIND if shared is None else SHARED)
+        self._waiting.append((memoryview(header + data if shared is None else header), shared))
         self._flush()
 
-    def receive(self, timeout_s: float) -> bytes | bytearray | None:
-        """The next frame; None if there is none in time. Raises `Closed`."""
+    def receive(self, timeout_s: float) -> bytes | memoryview | None:
+        """The next frame; None if there is none in time. Raises `Closed`. A view keeps shared memory."""
         deadline = time.monotonic() + timeout_s
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -95,36 +101,37 @@ class Channel:
     @property
     def _is_behind(self) -> bool:
         """Whether anything waits to be written."""
-        return self._begun is not None or bool(self._waiting or self._large)
+        return self._begun is not None or bool(self._waiting)
 
     def _fill(self) -> None:
         try:
-            found = self._socket.recv(READ_BYTES)
+            flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+            found, descriptors, *_ = socket.recv_fds(self._socket, READ_BYTES, MOST_DESCRIPTORS, flags)
         except BlockingIOError:
             return
         except OSError:
-            found = b""
+            found, descriptors = b"", []
+        self._descriptors += descriptors
         if not found:
             raise Closed
         self._read += found
 
-    def _take(self) -> bytes | bytearray | None:
+    def _take(self) -> bytes | memoryview | None:
         """The next frame of what has been read; None if none is whole."""
-        while len(self._read) >= HEADER.size:
-            length, kind = HEADER.unpack_from(self._read)
-            end = HEADER.size + length
-            if len(self._read) < end:
-                return None
-            with memoryview(self._read) as read:
-                part = bytes(read[HEADER.size : end])
-            del self._read[:end]
-            if kind == WHOLE:
-                return part
-            self._parts += part
-            if kind == LAST_PART:
-                frame, self._parts = self._parts, bytearray()
-                return frame
-        return None
+        if len(self._read) < HEADER.size:
+            return None
+        length, place = HEADER.unpack_from(self._read)
+        end = HEADER.size + (length if place == BEHIND else 0)
+        if len(self._read) < end:
+            return None
+        with memoryview(self._read) as read:
+            frame = bytes(read[HEADER.size : end])
+        del self._read[:end]
+        if place == BEHIND:
+            return frame
+        if not self._descriptors:  # this process may have no more of them: the frame is lost
+            raise Closed
+        return _map(self._descriptors.popleft(), length)
 
     def _flush(self, *, in_turn: bool = False) -> None:
         """Write what waits, as far as there is room, unless another thread does: it then takes this thread's frame.
@@ -140,34 +147,35 @@ class Channel:
 
     def _write(self) -> bool:
         """Whether all has been written."""
-        while (part := self._next_part()) is not None:
+        while (begun := self._next()) is not None:
+            data, shared = begun
             try:
-                count = self._socket.send(part)
+                count = self._socket.send(data) if shared is None else socket.send_fds(self._socket, [data], [shared])
             except BlockingIOError:
                 return False
-            except OSError:
-                self._begun = None
-                self._waiting.clear()
-                self._large.clear()
+            except OSError as error:
+                if error.errno == errno.ETOOMANYREFS:  # the other process has yet to take many
+                    return False
+                self._drop()
                 return True
-            self._begun = part[count:] if count < len(part) else None
+            self._begun = (data[count:], None) if count < len(data) else None
+            if shared is not None:
+                os.close(shared)
         return True
 
-    def _next_part(self) -> memoryview | None:
-        """What is written next: a large frame's parts only while nothing else waits."""
-        # What is begun is so before it is taken out: `drain` must never find nothing.
+    def _next(self) -> Waiting | None:
         if self._begun is None and self._waiting:
+            # What is begun is so before it is taken out: `drain` must never find nothing.
             self._begun = self._waiting[0]
             self._waiting.popleft()
-        elif self._begun is None and self._large:
-            frame = self._large[0]
-            part, rest = frame[:PART_BYTES], frame[PART_BYTES:]
-            self._begun = memoryview(HEADER.pack(len(part), PART if rest else LAST_PART) + bytes(part))
-            if rest:
-                self._large[0] = rest
-            else:
-                self._large.popleft()
         return self._begun
+
+    def _drop(self) -> None:
+        """Forget what waits: nobody reads it."""
+        while (begun := self._next()) is not None:
+            self._begun = None
+            if begun[1] is not None:
+                os.close(begun[1])
 
     def _write_when_there_is_room(self) -> None:
         while self._is_full.wait() and not self._closed.is_set():
@@ -183,3 +191,31 @@ class Channel:
         with contextlib.suppress(ValueError):  # closed meanwhile
             poll.register(self._socket, event)
             poll.poll(None if timeout_s is None else timeout_s * 1000)
+
+
+def _share(data: bytes) -> int | None:
+    """A descriptor of a file in memory that has `data`; None if there can be none now: then it goes the other way."""
+    try:
+        descriptor = os.memfd_create("djinn-frame") if hasattr(os, "memfd_create") else _unnamed_file()
+    except OSError:
+        return None
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _unnamed_file() -> int:
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _map(descriptor: int, length: int) -> memoryview:
+    try:
+        return memoryview(mmap.mmap(descriptor, length, access=mmap.ACCESS_READ))
+    finally:
+        os.close(descriptor)

@@ -287,7 +287,7 @@ def encode_events(events: Sequence[Event]) -> bytes:
     return msgspec.msgpack.encode([_pack(event) for event in events], enc_hook=_to_plain)
 
 
-def decode(data: bytes | bytearray | memoryview) -> Frame | list[Event]:
+def decode(data: bytes | memoryview) -> Frame | list[Event]:
     """A frame, or the events of a step. Raises `msgspec.MsgspecError` or `KeyError` for what was not encoded here."""
     found: Plain = msgspec.msgpack.decode(data)
     if found and isinstance(found[0], str):

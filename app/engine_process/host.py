@@ -143,9 +143,9 @@ class _Host:
 
     def _send_late(self, event: Event) -> None:
         free_from_core()
-        self._send([event], may_be_late=True)
+        self._send([event])
 
-    def _send(self, events: Sequence[Event], may_be_late: bool = False) -> None:
+    def _send(self, events: Sequence[Event]) -> None:
         try:
             data = encode_events(events)
         except Exception as error:
@@ -158,7 +158,7 @@ class _Host:
             if not tickets:
                 raise
             data = encode_events([Failed(tickets[0], EngineError(f"the answer could not be sent: {error}"))])
-        self._channel.send(data, may_be_late=may_be_late)
+        self._channel.send(data)
 
     def _receive(self) -> None:
         try:
@@ -176,7 +176,7 @@ class _Host:
         with contextlib.suppress(OSError):  # `_receive` tells of the end
             receive_sockets(self._sockets, self._engine.connections)
 
-    def _take(self, data: bytes | bytearray) -> bool:
+    def _take(self, data: bytes | memoryview) -> bool:
         """Whether more frames may follow."""
         match decode(data):
             case Stop():

@@ -558,26 +558,35 @@ class ActivationJobs(Jobs[ActivationsJob, _KeptJob]):
         await self._change(kept, status=status, in_progress_at=now, prompt_counts=counts, errors=problems)
 
     async def _work(self, kept: _KeptJob, features: TopFeatures | None) -> None:
-        """Write every shard that is not there yet: each while the prompts of the next one are read."""
+        """Write every shard that is not there yet: each while the prompts of the next one are read. Those of the one
+        behind that are made tokens meanwhile.
+        """
         job, files, reader = kept.job, self._files, self._reader
         sites: Sites = {}
         for name, layers in job.layers.items():
             sites |= find_sites([name], layers, reader.info)  # the model may be another by now
         wanted = Wanted(sites, job.positions, job.reduce, features)
         shards = list(takewhile(lambda shard: files.has(shard.file_id), job.shards))
-        first, writing = shards[-1].end if shards else 0, asyncio.create_task(asyncio.sleep(0))
+        first, nothing = shards[-1].end if shards else 0, asyncio.create_task(asyncio.sleep(0))
+        before, reading, writing = list[Record](), nothing, nothing
         try:
             async with aclosing(self._records(kept, first, wanted)) as groups:
                 async for records in groups:
                     if kept.owner is not None and self._tenancy.directory.named(kept.owner) is None:
                         raise Unauthenticated("the tenant of the job is no more")
-                    await self._fill(kept.owner, records, wanted)
+                    await reading
                     await writing
-                    writing = asyncio.create_task(self._write(kept, shards, records, wanted))
+                    if before:
+                        writing = asyncio.create_task(self._write(kept, shards, before, wanted))
+                    before, reading = records, asyncio.create_task(self._fill(kept.owner, records, wanted))
+            await reading
             await writing
+            if before:
+                await self._write(kept, shards, before, wanted)
         finally:
-            writing.cancel()
-            await asyncio.gather(writing, return_exceptions=True)
+            for task in (reading, writing):
+                task.cancel()
+            await asyncio.gather(reading, writing, return_exceptions=True)
 
     async def _write(self, kept: _KeptJob, shards: list[Shard], records: Sequence[Record], wanted: Wanted) -> None:
         """Write the shard that comes behind `shards`, and note it."""

@@ -81,13 +81,14 @@ def wait_until_ready(process: subprocess.Popen[bytes], base_url: str) -> None:
 def unready(process: subprocess.Popen[bytes], base_url: str) -> Iterator[None]:
     """Yields whenever it finds the server not ready yet: wait a little before the next. Raises ServerFailedError."""
     deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise ServerFailedError(f"the server ended with status {process.returncode}")
-        with suppress(httpx.TransportError):
-            if httpx.get(f"{base_url}/v1/models").is_success:
-                return
-        yield
+    with httpx.Client() as http:  # to make one takes longer than a look
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise ServerFailedError(f"the server ended with status {process.returncode}")
+            with suppress(httpx.TransportError):
+                if http.get(f"{base_url}/v1/models").is_success:
+                    return
+            yield
     raise ServerFailedError(f"the server did not answer within {START_TIMEOUT_S:.0f} s")
 
 

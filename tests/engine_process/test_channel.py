@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import socket
 import threading
 import types
@@ -21,7 +22,7 @@ from app.domain.activations import Activation, ActivationNorms, Captures, Checkp
 from app.domain.breakpoints import Edit, EditOp, Intervention, Pass, TensorData
 from app.domain.errors import ContextTooLong, DjinnError, EngineError, FieldOutOfRange, SessionLimit
 from app.domain.values import FinishReason, SamplingParams, SessionId, StopRule, Ticket, TokenLogprobs, TurnUsage
-from app.engine_process.channel import PART_BYTES, Channel, Closed
+from app.engine_process.channel import SHARED_BYTES, Channel, Closed
 from app.engine_process.frames import FRAMES, VALUES, Frame, decode, encode, encode_events
 from app.messages import Done, Event, Failed, Reinstate, Token, TurnFinished
 
@@ -44,29 +45,28 @@ def test_both_ends_can_send_more_than_the_socket_holds_before_either_reads(ends:
     assert [end.receive(SECONDS) for end in ends] == [frame, frame]
 
 
-def test_a_small_frame_passes_large_ones_that_may_be_late(ends: tuple[Channel, Channel]) -> None:
-    one, other = ends
-    large = [bytes([number]) * (10 << 20) for number in range(2)]
-    for frame in large:
-        one.send(frame, may_be_late=True)
-    one.send(b"token")
-    one.send(b"late", may_be_late=True)  # not large: it keeps its place
-    assert [other.receive(SECONDS) for _ in range(4)] == [b"token", b"late", *large]
-
-
-@given(frames=st.lists(st.tuples(st.integers(0, 3 * PART_BYTES), st.booleans()), max_size=12))
-def test_each_kind_of_frame_keeps_its_order(frames: list[tuple[int, bool]]) -> None:
+@given(sizes=st.lists(st.integers(0, 3 * SHARED_BYTES), max_size=12))
+def test_frames_keep_their_order(sizes: list[int]) -> None:
     pair = socket.socketpair()
     one, other = (Channel(end) for end in pair)
-    sent = [(number.to_bytes(2, "big") + bytes(size), late) for number, (size, late) in enumerate(frames)]
-    for frame, late in sent:
-        one.send(frame, may_be_late=late)
-    found = [other.receive(SECONDS) for _ in sent]
+    sent = [number.to_bytes(2, "big") + bytes(size) for number, size in enumerate(sizes)]
+    for frame in sent:
+        one.send(frame)
+    assert [other.receive(SECONDS) for _ in sent] == sent
     one.close()
     other.close()
-    large = [frame for frame, late in sent if late and len(frame) > PART_BYTES]
-    assert [frame for frame in found if frame in large] == large
-    assert [frame for frame in found if frame not in large] == [frame for frame, _ in sent if frame not in large]
+
+
+def test_a_small_frame_does_not_wait_until_large_ones_are_read(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    large = [bytes([number % 256]) * (2 * SHARED_BYTES) for number in range(300)]
+    for _ in range(3):
+        before = len(os.listdir("/dev/fd"))
+        for frame in large:
+            one.send(frame)
+        one.send(b"token")
+        assert [other.receive(SECONDS) for _ in range(301)] == [*large, b"token"]
+        assert len(os.listdir("/dev/fd")) == before
 
 
 def test_frames_of_several_threads_do_not_mix(ends: tuple[Channel, Channel]) -> None:

@@ -19,7 +19,7 @@ from app.sessions import registry, whitebox
 from app.sessions.keeper import SessionKeeper
 from app.sessions.registry import MemoryReads, SessionRegistry
 from app.sessions.session import Session
-from app.sessions.whitebox import MOST_SLICE, HeadTime, Whitebox
+from app.sessions.whitebox import MOST_SLICE, SLICE_S, HeadTime, Whitebox
 from tests.pausing import PROMPT, start
 
 SECONDS = 0.002
@@ -112,7 +112,7 @@ def session(name: str, owner: str | None = None) -> Session:
     return Session(SessionId(name), owner)
 
 
-@pytest.mark.parametrize("seconds", [0.0001, 0.01, 3.0])
+@pytest.mark.parametrize("seconds", [0.0001, SLICE_S, 3.0])
 async def test_a_map_is_whole_and_its_slices_are_small(seconds: float) -> None:
     engine = Engine(seconds)
     _, told = await maps_of(engine, busy=False).lens_map(session("a"), ALL, None, LensAsk(1))

@@ -4,9 +4,8 @@ import { call } from "../lib/api.js";
 
 /** Positions in sight at first, and most of one request. */
 const BLOCK = 64;
-/** The first request of a round has one position and few layers, so that something is there at once. A later one has twice
- * as much as the one before, or half where that took longer: a lens gives way to the turns of others. */
-const FIRST_LAYERS = 8;
+/** The first request of a round has one position, so that something is there at once. A later one has twice as many as the one
+ * before, or half where that took longer: a lens gives way to the turns of others. */
 const PATIENCE_MS = 300;
 /** Tokens of a cell in sight, and at the position that is looked at: the most that the server tells. */
 const [ONE, MOST] = [1, 5];
@@ -155,7 +154,7 @@ async function ask(state, next) {
 function nextOf(state) {
   const { wanted, detail, end } = state;
   const looked = detail !== null && detail < end ? missing(state, detail, MOST) : [];
-  if (looked.length) return { first: detail, end: detail + 1, layers: some(state, looked), count: MOST };
+  if (looked.length) return { first: detail, end: detail + 1, layers: looked, count: MOST };
   const missed = (position) => missing(state, position, ONE).join();
   let last = wanted.end - 1;
   while (last >= wanted.first && !missed(last)) last -= 1;
@@ -163,11 +162,8 @@ function nextOf(state) {
   const same = missed(last);
   let first = last;
   while (first > wanted.first && last + 1 - first < state.most && missed(first - 1) === same) first -= 1;
-  return { first, end: last + 1, layers: some(state, missing(state, last, ONE)), count: ONE };
+  return { first, end: last + 1, layers: missing(state, last, ONE), count: ONE };
 }
-
-/** The uppermost layers, where the answer is, as long as one must not wait for more. */
-const some = ({ most }, layers) => (most === 1 ? layers.slice(-FIRST_LAYERS) : layers);
 
 /** The layers of which fewer than `count` tokens are known at a position, or not what is measured, if they were not asked for
  * in this round. */

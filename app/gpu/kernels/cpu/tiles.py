@@ -361,6 +361,44 @@ def _runs(builder: Any, count: Any) -> Iterator[tuple[Lanes, Any]]:
             yield Lanes(builder, lanes), index
 
 
+@instruction(types.void(types.int64, types.float32, types.int64, types.int64))
+def stream_scaled(builder: Any, source: Any, scale: Any, target: Any, count: Any) -> None:
+    """`stream_scaled(source, scale, target, count)`: `count` float32 at address `source`, each times `scale`, to
+    address `target`, past the caches.
+    """
+    for code, index in _lines_of(builder, target, count):
+        _stream(code, builder.fmul(code.load(source, FLOAT, index), code.spread(scale)), target, index)
+
+
+@instruction(types.void(types.int64, types.int64))
+def stream_zeros(builder: Any, target: Any, count: Any) -> None:
+    """`stream_zeros(target, count)`: `count` float32 of 0 to address `target`, past the caches."""
+    for code, index in _lines_of(builder, target, count):
+        _stream(code, code.constant(code.floats, 0.0), target, index)
+
+
+def _stream(code: Lanes, numbers: Any, target: Any, index: Any) -> None:
+    """Store numbers as `_lines_of` says: whole vectors without reading what was there (LLVM's `!nontemporal`). Other
+    threads see them once this one has drawn its next item, which empties the buffers that they wait in.
+    """
+    size = 4 * code.lanes
+    stored = code.builder.store(numbers, code.place(target, FLOAT, index), align=size)
+    if code.lanes > 1:
+        stored.set_metadata("nontemporal", code.builder.module.add_metadata([INT32(1)]))
+
+
+def _lines_of(builder: Any, target: Any, count: Any) -> Iterator[tuple[Lanes, Any]]:
+    """Write loops over `count` numbers at address `target`: single ones up to a whole vector's place, vectors, and the
+    single ones behind them.
+    """
+    ahead = builder.and_(builder.ashr(builder.neg(target), INT64(2)), INT64(LANES - 1))
+    begin = builder.select(builder.icmp_signed("<", ahead, count), ahead, count)
+    end = builder.add(begin, builder.and_(builder.sub(count, begin), INT64(-LANES)))
+    for lanes, first, stop in ((1, INT64(0), begin), (LANES, begin, end), (1, end, count)):
+        with cgutils.for_range_slice(builder, first, stop, INT64(lanes)) as (index, _):
+            yield Lanes(builder, lanes), index
+
+
 @instruction(types.float32(types.int64, types.int64, types.float32))
 def highest(builder: Any, scores: Any, count: Any, least: Any) -> Any:
     """`highest(scores, count, least)`: of whole vectors of scores at that address, or `least`."""
