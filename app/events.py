@@ -15,12 +15,15 @@ from prometheus_client import Gauge
 
 from app.domain.activations import CheckpointInfo
 from app.domain.errors import EngineAway, EngineError, StreamLimit
+from app.domain.memory_map import MemoryMap
 from app.domain.values import KVPolicy, SessionId, SessionState
 from app.messages import Failed, Paused, TurnFinished
+from app.sessions.findings import Findings
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session, Watcher
 from app.web.sse import sse_event
 from app.wire.checkpoint import CheckpointView
+from app.wire.history import FindingsView
 from app.wire.live import (
     BreakpointsNews,
     EditNews,
@@ -260,8 +263,11 @@ SNAPSHOT_PART = 100
 class EventStreams:
     """Every event stream of one server. Used on the event loop only."""
 
-    def __init__(self, feed: Feed, registry: SessionRegistry, policy: KVPolicy, gauge: Gauge) -> None:
+    def __init__(
+        self, feed: Feed, registry: SessionRegistry, policy: KVPolicy, findings: Findings, gauge: Gauge
+    ) -> None:
         self._feed = feed
+        self._findings = findings
         self._registry = registry
         self._policy = policy
         self._gauge = gauge
@@ -344,22 +350,28 @@ class EventStreams:
             channel.lingers = asyncio.get_running_loop().call_later(LINGER_S, drop)
 
     async def _tell_memory(self) -> None:
-        """Tell of memory, and have every stream ask whether it may go on, for as long as there are any."""
+        """Tell of memory and of what is wrong, and have every stream ask whether it may go on, for as long as there
+        are any.
+        """
         while True:
+            memory = None
             try:
-                await self._publish_memory()
-            except (EngineError, EngineAway):
-                pass  # another second tells
+                with contextlib.suppress(EngineError, EngineAway):  # another second tells
+                    memory = await self._registry.memory()
+                self._publish(memory)
             except Exception:
                 logger.exception("the live stream could not tell of memory; it tries again")
             for _, channel in self._read():
                 channel.wake()
             await asyncio.sleep(MEMORY_INTERVAL_S)
 
-    async def _publish_memory(self) -> None:
-        memory = await self._registry.memory()
+    def _publish(self, memory: MemoryMap | None) -> None:
         sessions = self._registry.table.by_owner()
         for scope, channel in self._read():
+            wrong = FindingsView.of(self._findings, memory, scope.owner, is_operator=scope.is_operator)
+            channel.publish_newest("findings", wrong.model_dump_json().encode())
+            if memory is None:
+                continue
             if scope.is_operator:
                 view = MemoryView.of(memory, self._policy).with_tenants(sessions)
             elif scope.owner is None:

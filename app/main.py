@@ -70,6 +70,7 @@ from app.routers.sessions import IMPORT_PATH
 from app.routers.uploads import DICTIONARIES_PATH, LENSES_PATH, PROBES_PATH
 from app.services import running
 from app.sessions.adapters import Adapters
+from app.sessions.findings import Findings, Surroundings
 from app.sessions.history import History
 from app.sessions.keeper import SessionKeeper
 from app.sessions.keyed import KeyedRequests
@@ -387,6 +388,19 @@ def create_app(
     cluster = None
     if joined is not None:
         cluster = Cluster(registry, tenancy.directory, *joined, bindings, bound_sessions, responses, settings)
+    kv_dir = settings.engine().kv_dir
+    folders = [each.expanduser() for each in (settings.state_dir, kv_dir) if each is not None]
+    findings = Findings(
+        table,
+        Surroundings(
+            name=settings.replica,
+            disks={room.beside(folder): folder for folder in reversed(folders)},
+            require_ready=lambda: services.require_ready(),
+            away=lambda: () if cluster is None else cluster.away,
+            refused=tenancy.quotas.refused,
+            max_running=settings.max_running,
+        ),
+    )
     services = Services(
         settings=settings,
         info=info,
@@ -411,7 +425,8 @@ def create_app(
         activation_jobs=ActivationJobs(file_store, reader, tenancy, lease, kept_uploads, max_line_bytes=max_line_bytes),
         batches=Batches(file_store, registry, tenancy, lease, places, max_line_bytes=max_line_bytes),
         history=history,
-        events=EventStreams(feed, registry, KVPolicy(settings.kv_policy), metrics.event_streams),
+        findings=findings,
+        events=EventStreams(feed, registry, KVPolicy(settings.kv_policy), findings, metrics.event_streams),
         started_at=int(time.time()),
     )
     app = DescribedAPI(

@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, Literal, TypedDict, TypeVar
 from urllib.parse import quote
 
 from client.answer import Listing
-from client.history_models import Activity, Timeline
+from client.history_models import Activity, Findings, Timeline
 from client.memory_models import MemoryEstimate, MemoryMap
 from client.models import (
     Detokenized,
@@ -212,6 +212,11 @@ def estimate(tokens: int, bandwidth: float | None) -> Call[MemoryEstimate]:
     """`GET /v1/memory/estimate`."""
     params = given({"tokens": tokens, "bandwidth": bandwidth})
     return Call("GET", "/v1/memory/estimate", MemoryEstimate.model_validate_json, params=params)
+
+
+def findings() -> Call[Findings]:
+    """`GET /v1/findings`."""
+    return Call("GET", "/v1/findings", Findings.model_validate_json)
 
 
 def activity(since: float, limit: int) -> Call[Activity]:

@@ -1,8 +1,33 @@
-"""What sessions and the server did, as the server remembers it for 30 days."""
+"""What sessions and the server did, as the server remembers it for 30 days, and what is wrong now."""
 
 from typing import Literal
 
 from client.answer import Answer
+
+
+class Finding(Answer):
+    """One sentence that an operator should know, and whom it is about: `sessions`, the worst first, or a `tenant`."""
+
+    kind: str
+    """`unready`, `replica`, `disk`, `waiting`, `refused`, `silent`, `late`, `device`, `host`, `kv_disk`, `recomputed`.
+    """
+    text: str
+    sessions: tuple[str, ...]
+    tenant: str | None
+
+
+class Capacity(Answer):
+    """How many `more` agents like those of the last two minutes have room, by an estimate, and in words why no more."""
+
+    more: int
+    text: str
+
+
+class Findings(Answer):
+    """What is wrong, the gravest first. `capacity` is for operators; None also where no agent has done anything."""
+
+    data: tuple[Finding, ...]
+    capacity: Capacity | None
 
 
 class TimelineEntry(Answer):

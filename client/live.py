@@ -8,10 +8,11 @@ from httpx_sse import ServerSentEvent
 from client.answer import Answer
 from client.breakpoint_models import CheckpointInfo
 from client.errors import InvalidAnswer
+from client.history_models import Findings
 from client.memory_models import MemoryMap
 from client.models import FinishReason, ResumeTimes, SessionInfo, Usage
 
-EventKind = Literal["snapshot", "session", "turn", "tokens", "pause", "breakpoints", "edit", "memory"]
+EventKind = Literal["snapshot", "session", "turn", "tokens", "pause", "breakpoints", "edit", "memory", "findings"]
 
 
 class Event(Answer):
@@ -26,6 +27,7 @@ class Event(Answer):
     - `breakpoints`: the session has the breakpoints `armed`
     - `edit`: the checkpoint at `point` of `layer` has been changed
     - `memory`: the memory map, once a second
+    - `findings`: what is wrong, once a second
     """
 
     kind: EventKind
@@ -45,6 +47,7 @@ class Event(Answer):
     layer: int | None = None
     point: str | None = None
     memory: MemoryMap | None = None
+    findings: Findings | None = None
     sessions: tuple[SessionInfo, ...] | None = None
     has_more: bool | None = None
 
@@ -65,7 +68,7 @@ def read_event(sent: ServerSentEvent) -> Event | None:
         return None
     try:
         data: dict[str, Any] = json.loads(sent.data)
-        fields = {"memory": data} if sent.event == "memory" else data
+        fields = {sent.event: data} if sent.event in ("memory", "findings") else data
         about = {"session_id": data["session"]["id"]} if sent.event == "session" else {}
         return Event.model_validate({**fields, **about, "kind": sent.event, "id": sent.id or None})
     except (ValueError, TypeError, KeyError) as error:

@@ -108,6 +108,11 @@ class Cluster:
         there = {each.name: each.state for each in self.fleet}
         return sum(there.get(name, State.AWAY) is state for name in self.owners.known)
 
+    @property
+    def away(self) -> list[str]:
+        """Names of replicas that may have sessions, and do not answer."""
+        return sorted(self.owners.known - {each.name for each in self.fleet.answering} - {self.membership.name})
+
     # What the store knows of sessions here.
 
     def _held(self) -> Iterator[str]:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 from urllib.parse import parse_qs
 
 import orjson
@@ -19,10 +19,11 @@ from starlette.types import Scope, Send
 
 from app.cluster.fleet import Fleet
 from app.cluster.hop import Answer, Body, Hops, target_bytes
-from app.cluster.owners import EVENTS, MEMORY, MODELS, UPLOADS, Owners
+from app.cluster.owners import EVENTS, FINDINGS, MEMORY, MODELS, UPLOADS, Owners
 from app.cluster.wires import WireLost
 from app.domain.errors import ReplicaAway, ReplicaLost
 from app.domain.homes import REPLICA_NAME
+from app.sessions.findings import FindingKind
 from app.web.sse import EventStream, sse_event
 
 PATIENCE_S = 8.0
@@ -33,6 +34,7 @@ DEFAULT_LIMIT = 20
 """Sessions on a page, the same as at a single server."""
 SAME = frozenset({"block_bytes", "block_tokens", "policy"})
 """Memory figures that are the same at all replicas of a model."""
+KINDS = get_args(FindingKind)
 LAST_ID = b"last-event-id"
 ONE_ID = re.compile(rf"({REPLICA_NAME.pattern})=([0-9a-f]{{1,16}}-[0-9]{{1,20}})")
 LONGEST_EVENT = 16 << 20
@@ -60,7 +62,11 @@ class Gathered:
     async def serve(self, scope: Scope, body: Body, send: Send) -> None:
         """Answer a GET. If this replica refuses it, the client gets that answer. If it fails, its part is missing."""
         receive, limit = body.again(), _limit(scope["query_string"])
-        ways: dict[str, Callable[[Any], Any]] = {MODELS: merged_models, MEMORY: merged_memory}
+        ways: dict[str, Callable[[Any], Any]] = {
+            MODELS: merged_models,
+            MEMORY: merged_memory,
+            FINDINGS: merged_findings,
+        }
         ways |= dict.fromkeys(UPLOADS, merged_uploads)
         make = ways.get(scope["path"], lambda pages: merged_page(pages, limit))
         async with contextlib.AsyncExitStack() as ends:
@@ -128,18 +134,19 @@ class Gathered:
         self, names: list[str], streams: Mapping[str, Events], first: Mapping[str, _Event], ids: dict[str, str]
     ) -> AsyncGenerator[bytes, None]:
         """What the client gets. `ids` are the last events of each replica that it has."""
-        memory: dict[str, Any] = {}
+        figures: dict[str, dict[str, Any]] = {name: {} for name in MERGED}
 
         def passed(name: str, event: _Event) -> bytes:
-            """As the client gets it. Figures of memory are those of all, and empty until all have told theirs."""
+            """As the client gets it. Figures are those of all, and empty until all have told theirs."""
             if event.id is not None:
                 ids[name] = event.id
             data = event.data
-            if event.name == "memory":
-                memory[name] = orjson.loads(data)
-                if len(memory) < len(streams):
+            if event.name in MERGED:
+                parts = figures[event.name]
+                parts[name] = orjson.loads(data)
+                if len(parts) < len(streams):
                     return b""
-                data = orjson.dumps(merged_memory(list(memory.values())))
+                data = orjson.dumps(MERGED[event.name](list(parts.values())))
             return sse_event(event.name, data, joined_id(ids) if event.id is not None else None)
 
         for name, event in first.items():
@@ -246,6 +253,19 @@ def merged_memory(views: Sequence[Any]) -> Any:
         return found
     known = [view for view in views if view is not None]
     return sum(known) if known and not isinstance(known[0], Mapping) else merged_memory(known) if known else None
+
+
+def merged_findings(views: Sequence[Any]) -> Any:
+    """Each sentence once, as all see a replica that is away, and what all have room for."""
+    found = {each["text"]: each for view in views for each in view["data"]}
+    capacities = [view["capacity"] for view in views if view["capacity"] is not None]
+    least = min(capacities, key=lambda each: each["more"], default=None)
+    capacity = least and {"more": sum(each["more"] for each in capacities), "text": least["text"]}
+    return {"data": sorted(found.values(), key=lambda each: KINDS.index(each["kind"])), "capacity": capacity}
+
+
+MERGED: dict[str, Callable[[Sequence[Any]], Any]] = {"memory": merged_memory, "findings": merged_findings}
+"""Events of figures, and how those of all replicas are one."""
 
 
 def _whole(head: Answer, content: bytes) -> Response:

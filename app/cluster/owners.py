@@ -34,7 +34,7 @@ from app.sessions.table import SessionTable
 logger = logging.getLogger(__name__)
 
 SESSIONS, RESPONSES, CONVERSATIONS = "/v1/sessions", "/v1/responses", "/v1/conversations"
-EVENTS, MODELS, MEMORY = "/v1/events", "/v1/models", "/v1/memory"
+EVENTS, MODELS, MEMORY, FINDINGS = "/v1/events", "/v1/models", "/v1/memory", "/v1/findings"
 UPLOADS = ("/v1/vectors", "/v1/dictionaries", "/v1/lenses", "/v1/probes")
 """What all sessions may name."""
 CALLS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
@@ -67,7 +67,7 @@ Target = tuple[About, str]
 
 def target_of(method: str, path: str) -> Target:
     """What a request for the path is about. Unknown paths are for any replica, which refuses them."""
-    if method == "GET" and path in (SESSIONS, MODELS, MEMORY, EVENTS, *UPLOADS):
+    if method == "GET" and path in (SESSIONS, MODELS, MEMORY, FINDINGS, EVENTS, *UPLOADS):
         return About.GATHERED, ""
     if method == "POST":
         if path in (SESSIONS, f"{SESSIONS}/import", CONVERSATIONS):

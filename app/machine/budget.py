@@ -122,6 +122,11 @@ class DiskRoom:
         return max(0, files.free_bytes(self._folder) - self.reserve)
 
     @property
+    def total(self) -> int:
+        """Bytes of the disk, once the folder is there. Raises `OSError`."""
+        return files.disk_bytes(self._folder)
+
+    @property
     def missing(self) -> int:
         """Bytes of the reserve that are not free. Raises `OSError`."""
         return max(0, self.reserve - files.free_bytes(self._folder))

@@ -112,6 +112,12 @@ def free_bytes(folder: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
+def disk_bytes(folder: Path) -> int:
+    """How large the disk is where `folder` is, which exists. Raises `OSError`."""
+    found = os.statvfs(folder)
+    return found.f_blocks * found.f_frsize
+
+
 def file_system(folder: Path) -> str:
     """The type of the one where `folder` is, which exists: that of the innermost mount point around it. Empty where the
     system does not tell.

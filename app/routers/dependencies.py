@@ -20,6 +20,7 @@ from app.exports.spool import Spool
 from app.journal.lease import FolderLease
 from app.openai.background import BackgroundResponses
 from app.openai.response_store import ResponseStore
+from app.sessions.findings import Findings
 from app.sessions.history import History
 from app.sessions.keyed import KeyedRequest
 from app.sessions.named import BoundSessions
@@ -67,6 +68,7 @@ class Services:
     activation_reader: Reader
     activation_jobs: ActivationJobs
     history: History
+    findings: Findings
     events: EventStreams
     started_at: int
     """Unix seconds."""

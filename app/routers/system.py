@@ -1,6 +1,7 @@
 """The server itself: alive, ready, metrics, version, memory, its events and its page."""
 
 import asyncio
+import contextlib
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +17,7 @@ from app.web.openapi import component
 from app.web.sse import EventStream
 from app.web.static_folder import StaticFolder
 from app.wire.base import ErrorBody, Status, Version
-from app.wire.history import Activity, ActivityQuery
+from app.wire.history import Activity, ActivityQuery, FindingsView
 from app.wire.live import LiveEvent
 from app.wire.memory import EstimateQuery, MemoryEstimate, MemoryView, TenantUseView
 from app.wire.points import PointList
@@ -27,7 +28,7 @@ VERSION = version("djinn-server")
 router = APIRouter(tags=["system"])
 
 PATIENCE_S = 5.0
-"""How long metrics wait for the engine: half of the time that Prometheus waits for them."""
+"""How long metrics and findings wait for the engine: half of the time that Prometheus waits for them."""
 
 
 @router.head("/health", include_in_schema=False)
@@ -133,6 +134,18 @@ async def get_activity(
     return Activity.model_validate(
         {"minutes": minutes[: query.limit], "marks": marks, "has_more": len(minutes) > query.limit}
     )
+
+
+@router.get("/v1/findings", operation_id="getFindings", responses=errors())
+async def get_findings(services: ServicesDep, owner: OwnerDep, is_operator: OperatorDep) -> FindingsView:
+    """What is wrong, in sentences, the gravest first, and how many more agents there is room for. A tenant hears of its
+    own sessions, an operator also of the server. It answers while the engine is away, too.
+    """
+    memory = None
+    with contextlib.suppress(EngineError, EngineAway, TimeoutError):
+        async with asyncio.timeout(PATIENCE_S):
+            memory = await services.sessions.memory()
+    return FindingsView.of(services.findings, memory, owner, is_operator=is_operator)
 
 
 page_router = APIRouter(include_in_schema=False)

@@ -205,6 +205,8 @@ class Session:
     """What was last signalled; a turn makes it `compute`."""
     returns_at: float | None = None
     """When it will go on, as its client said or as its tools let expect; None after a restart too."""
+    unsignalled: int = 0
+    """Turns since its client, or an answer that calls tools, last said what it does."""
     placed: SessionMemory = field(default_factory=SessionMemory)
     """Where its KV is, by the engine's last word: it says none at a decoded token."""
     requests: int = 0
@@ -372,7 +374,7 @@ class Session:
 
     def signal(self, phase: Phase, returns_at: float | None = None) -> None:
         """Note what it is doing, and when its client will be back."""
-        self.phase, self.returns_at = phase, returns_at
+        self.phase, self.returns_at, self.unsignalled = phase, returns_at, 0
         self.expect()
         self.watcher.changed(self)
 
@@ -397,6 +399,7 @@ class Session:
         """Enter the queue with a turn whose context is `history`, and that generates at most `max_tokens`."""
         self.move(SessionState.QUEUED)
         self.phase, self.returns_at = Phase.COMPUTE, None
+        self.unsignalled += 1
         if self.turn is not None:
             self.expect()
         self.turn = turn

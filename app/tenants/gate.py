@@ -10,6 +10,7 @@ from app.web.middleware import ANSWERS, HOP
 from app.web.openapi import is_open
 
 FIGURES = "/metrics"
+TOO_MANY = 429
 OF_METRICS = frozenset({FIGURES, "/ready", "/health"})
 """All that the role `metrics` may read, and the page, which holds no data."""
 
@@ -77,6 +78,8 @@ class TenantMiddleware:
         """Tells the tenant with each answer how it stands."""
 
         async def send_with_headers(message: Message) -> None:
+            if message.get("status") == TOO_MANY:
+                self._quotas.note_refused(tenant.name)
             if message["type"] in ANSWERS and (found := self._quotas.headers(tenant)):
                 message.setdefault("headers", [])
                 headers = MutableHeaders(scope=message)

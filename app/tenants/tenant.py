@@ -113,7 +113,7 @@ def tenants_of_keys(keys: Iterable[str]) -> tuple[Tenant, ...]:
     return tuple(Tenant(f"key-{number}", (Key(each),), Role.USER) for number, each in enumerate(digests, 1))
 
 
-REQUESTS, TOKENS = "requests", "tokens"
+REQUESTS, TOKENS, REFUSED = "requests", "tokens", "refused"
 WINDOW_S = 60
 
 
@@ -158,6 +158,16 @@ class TenantQuotas:
             left -= share
             settles.append(partial(self._settle, owner, limit, share, until))
         return settles
+
+    def note_refused(self, tenant: str) -> None:
+        """A request of that tenant was one too many, by any limit."""
+        count, ends_at = self._window(tenant, REFUSED, 0)
+        self._used[tenant, REFUSED, 0] = count + 1, ends_at
+
+    def refused(self) -> dict[str, int]:
+        """How many requests were refused to each tenant, in the minute that began with the first."""
+        found = [(tenant, *use) for (tenant, what, _), use in self._used.items() if what == REFUSED]
+        return {tenant: count for tenant, count, ends_at in found if ends_at > self._clock()}
 
     def headers(self, tenant: Tenant) -> dict[str, str]:
         """How the tenant stands, in the headers that OpenAI's API has."""

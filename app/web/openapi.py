@@ -4,10 +4,13 @@ The schema allows the same as before, with two exceptions: a field that can only
 one that can only be true, or only false, becomes a boolean.
 """
 
+import asyncio
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
-from fastapi import FastAPI
+import orjson
+from fastapi import FastAPI, Request, Response
 from pydantic import TypeAdapter
 
 Schema = dict[str, Any]
@@ -191,6 +194,21 @@ class DescribedAPI(FastAPI):
         if self.openapi_schema is None:
             self.openapi_schema = _plain(super().openapi())
         return self.openapi_schema
+
+    def setup(self) -> None:
+        """Serve the document. To make it takes seconds of a processor: that is done on a thread, while turns go on."""
+        making = asyncio.Lock()
+
+        async def document(_: Request) -> Response:
+            async with making:
+                return Response(await asyncio.to_thread(written), media_type="application/json")
+
+        @cache
+        def written() -> bytes:
+            return orjson.dumps(self.openapi())
+
+        assert self.openapi_url is not None
+        self.add_route(self.openapi_url, document, include_in_schema=False)
 
 
 def component(type_: Any) -> Schema:

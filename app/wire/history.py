@@ -1,11 +1,47 @@
-"""Bodies that tell what sessions and the server did."""
+"""Bodies that tell what sessions and the server did, and what is wrong now."""
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel, Field
 
+from app.domain.memory_map import MemoryMap
 from app.domain.values import FinishReason, Phase, Tier
-from app.wire.base import QueryModel
+from app.sessions.findings import FindingKind, Findings
+from app.wire.base import QueryModel, View
+
+
+class FindingView(View):
+    """One sentence that an operator should know, and whom it is about: `sessions`, the worst first, or a `tenant`."""
+
+    kind: FindingKind
+    text: str
+    sessions: list[str]
+    tenant: str | None
+
+
+class CapacityView(View):
+    """How many `more` agents like those of the last two minutes have room, and in words what each takes and what the
+    limit is. It is an estimate from means.
+    """
+
+    more: int
+    text: str
+
+
+class FindingsView(BaseModel):
+    """What is wrong, the gravest first. `capacity` is for operators; null also where no agent has done anything."""
+
+    data: list[FindingView]
+    capacity: CapacityView | None
+
+    @classmethod
+    def of(cls, findings: Findings, memory: MemoryMap | None, owner: str | None, *, is_operator: bool) -> Self:
+        """What that caller may know. `memory`: None while the engine does not tell."""
+        sees_all = memory is not None and (is_operator or owner is None)
+        capacity = findings.capacity(memory) if memory is not None and sees_all else None
+        return cls.model_validate(
+            {"data": findings.tell(memory, owner, is_operator=is_operator), "capacity": capacity}, from_attributes=True
+        )
 
 
 class TimelineQuery(QueryModel):

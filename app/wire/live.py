@@ -10,6 +10,7 @@ from app.messages import Failed, TurnFinished
 from app.sessions.session import Session
 from app.wire.base import any_event
 from app.wire.checkpoint import CheckpointView
+from app.wire.history import FindingsView
 from app.wire.memory import MemoryView
 from app.wire.sessions import ResumeTimes, SessionView
 from app.wire.turns import TurnUsageView
@@ -110,6 +111,7 @@ LiveEvent = any_event(
     ("breakpoints", "LiveBreakpointsEvent", "A session has other breakpoints.", BreakpointsNews),
     ("edit", "LiveEditEvent", "A checkpoint is another.", EditNews),
     ("memory", "LiveMemoryEvent", "The memory map, once a second.", MemoryView),
+    ("findings", "LiveFindingsEvent", "What is wrong, once a second.", FindingsView),
     id=(str | None, Field(None, description="for `Last-Event-ID`; the last part of a snapshot has it")),
 )
 """One server-sent event of the live stream."""

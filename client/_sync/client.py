@@ -20,7 +20,7 @@ from client.breakpoint_models import PointInfo
 from client.calls import PAGE_SIZE, UNSET, Seconds, given
 from client.edge import DEFAULT_TIMEOUT_S, KEY_VARIABLE, Connection, address_of
 from client.experiments import Activations, Patching, Prompts
-from client.history_models import Activity
+from client.history_models import Activity, Findings
 from client.live import Event
 from client.memory_models import MemoryEstimate, MemoryMap
 from client.models import Health, Model, Residency, SessionState, Tier, Version
@@ -180,6 +180,10 @@ class Djinn:
     def memory(self, *, timeout: Seconds = UNSET) -> MemoryMap:
         """Where the engine's memory is, and how busy it is."""
         return self._transport.send(calls.memory(), timeout)
+
+    def findings(self, *, timeout: Seconds = UNSET) -> Findings:
+        """What is wrong, in sentences, and how many more agents there is room for."""
+        return self._transport.send(calls.findings(), timeout)
 
     def activity(self, *, since: float = 0.0, limit: int = 1440, timeout: Seconds = UNSET) -> Activity:
         """The last 30 days by the minute: your sessions', or for an operator those of all tenants. `since` is in Unix

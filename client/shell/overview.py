@@ -6,7 +6,6 @@ from rich.table import Table
 from rich.text import Text
 
 from client.memory_models import Direction, MemoryMap, TierUse
-from client.shell.findings import findings
 from client.shell.rates import Look, Rates
 from client.shell.session_table import GAP, Row, fitting_table, kv_bytes
 from client.shell.wording import counted, on_one_line, size
@@ -25,7 +24,10 @@ RANKS = {"running": 0, "queued": 1, "paused": 2}
 
 def overview(model: str, now: Look, rates: Rates | None, console: Console) -> RenderableType:
     """What is wrong, the server in a few lines, each tier, and as many of the busiest sessions as the screen shows."""
-    wrong = [Text(f"! {line}", style="red", no_wrap=True, overflow="ellipsis") for line in findings(now)]
+    wrong = [
+        Text(f"! {on_one_line(each.text)}", style="red", no_wrap=True, overflow="ellipsis")
+        for each in now.findings.data
+    ]
     speeds = {} if rates is None else rates.tokens
     rows = [Row(info, now.unix_s, speeds.get(info.id)) for info in now.busy.values()]
     sessions = fitting_table(
@@ -44,13 +46,18 @@ def _server(model: str, now: Look, rates: Rates | None) -> list[Text]:
     paused = sum(info.state == "paused" for info in now.busy.values())
     speed = "-" if rates is None else f"{rates.all_tokens:.1f}"
     lines = [
-        f"{on_one_line(model)}: {counted(memory.sessions, 'session')}, KV policy {memory.policy}",
+        f"{on_one_line(model)}: {counted(memory.sessions, 'session')}, KV policy {memory.policy}{_room(now)}",
         f"turns: {memory.turns_running} running, {memory.turns_waiting} waiting, {paused} paused; {speed} tokens/s",
         f"weights: {size(text.kept_bytes + text.ring_bytes)} of {size(text.total_bytes)} on the device",
     ]
     if text.ring_bytes:
         lines[-1] += f", {_rate(None if rates is None else rates.streamed_bytes)} streamed"
     return [Text(line, no_wrap=True, overflow="ellipsis") for line in lines]
+
+
+def _room(now: Look) -> str:
+    capacity = now.findings.capacity
+    return "" if capacity is None else f"; room for {capacity.more} more like these"
 
 
 def _tiers(memory: MemoryMap, rates: Rates | None, console: Console) -> Table:

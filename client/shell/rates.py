@@ -1,11 +1,11 @@
 """How fast a server is, from two looks at it."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from client._sync.client import Djinn
-from client.errors import ServerError
+from client.history_models import Findings
 from client.memory_models import Direction, MemoryMap
 from client.models import SessionInfo, SessionState
 
@@ -14,16 +14,15 @@ WITH_A_TURN: tuple[SessionState, ...] = ("running", "queued", "paused")
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A server's memory, its sessions with a turn by id, and those without one on the device, at a moment of this
-    machine's clocks in seconds. `unready` says why it takes no new work; None: it does.
+    """A server's memory, its sessions with a turn by id, and what is wrong, at a moment of this machine's clocks in
+    seconds.
     """
 
     memory: MemoryMap
     busy: Mapping[str, SessionInfo]
     monotonic_s: float
     unix_s: float
-    idle: Sequence[SessionInfo] = ()
-    unready: str | None = None
+    findings: Findings
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +44,8 @@ class Rates:
 def look(djinn: Djinn) -> Look:
     """Ask the server."""
     found = [session.info for state in WITH_A_TURN for session in djinn.sessions.list(state=state)]
-    idle = [session.info for session in djinn.sessions.list(state="idle", tier="device")]
-    unready = None
-    try:
-        djinn.ready()
-    except ServerError as error:
-        unready = str(error)
-    return Look(djinn.memory(), {info.id: info for info in found}, time.monotonic(), time.time(), idle, unready)
+    busy = {info.id: info for info in found}
+    return Look(djinn.memory(), busy, time.monotonic(), time.time(), djinn.findings())
 
 
 def rates_between(before: Look, after: Look) -> Rates:

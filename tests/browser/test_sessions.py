@@ -194,13 +194,33 @@ def test_what_needs_a_look_comes_first_with_what_to_do(open_page: OpenPage, http
     page = open_page()
     expect(page.get_by_role("main")).to_contain_text(re.compile("on the device, . away · 0 tokens recomputed"))
     found = page.get_by_role("list", name="What needs a look")
-    expect(found).to_contain_text(re.compile(r"1 client later than announced: late by \d+ s"))
-    found.get_by_role("button", name="Latest first").click()
+    expect(found).to_contain_text(re.compile(rf"1 client later than announced: late \(…{late[-8:]}\) by \d+ s"))
+    for _ in range(2):
+        page.get_by_role("button", name="Returns", exact=True).click()
     expect(rows(page).first).to_have_attribute("data-id", late)
     expect(row(page, late)).to_contain_text(re.compile(r"\d+ s late"))
     expect(row(page, soon)).to_contain_text(re.compile(r"in (60 min|1 h)"))
     expect(rows(page).last).to_have_attribute("data-id", silent)
-    expect(row(page, late).get_by_role("link", name=f"late {late[-8:]}")).to_be_visible()
+    found.get_by_role("link", name="Look at it").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("late")
+
+
+def test_all_that_pass_the_filters_are_parked_called_back_and_closed_together(
+    open_page: OpenPage, http: httpx.Client
+) -> None:
+    mine, other = [open_session(http, tokens=40, team="red") for _ in range(3)], open_session(http, team="blue")
+    page = open_page()
+    page.get_by_label("Find an id or a tag").fill("team: red")
+    for action, phase in (("Park", "io_wait"), ("Call back", "ready")):
+        page.get_by_role("button", name=f"{action} these 3").click()
+        for session in mine:
+            wait_until(http, session, lambda view, phase=phase: view["phase"] == phase)  # type: ignore[misc]
+    page.get_by_role("button", name="Close these 3").click()
+    asks = page.get_by_role("dialog", name="Close 3 sessions?")
+    expect(asks).to_contain_text("Their 120 tokens")
+    asks.get_by_role("button", name="Close 3 sessions").click()
+    expect(rows(page)).to_have_count(0)
+    assert [view["id"] for view in http.get("/v1/sessions").json()["data"]] == [other]
 
 
 def test_a_session_is_opened_with_labels(open_page: OpenPage, http: httpx.Client) -> None:
@@ -240,7 +260,9 @@ def test_a_session_that_is_closed_before_its_answer_comes_is_not_there(open_page
     expect(page.locator("tbody tr[data-id]")).to_have_count(0)
     route, answer = held[0]
     route.fulfill(response=answer)
-    expect(page.get_by_role("heading", name="There is no such session")).to_be_visible()
+    expect(page.get_by_role("heading", name="is closed")).to_be_visible()
+    page.get_by_text("As a table").click()
+    expect(page.get_by_role("region", name="Timeline")).to_contain_text(re.compile("Closed.*Opened"))
     page.get_by_role("link", name="Sessions", exact=True).click()
     expect(page.get_by_role("main")).to_contain_text("No session is open.")
 

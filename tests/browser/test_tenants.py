@@ -11,6 +11,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.conftest import OpenPage, close_all
 from tests.browser.filling import open_session, wait_until
+from tests.incident import NAMED, incident
 from tests.serving import serve
 from tests.tenants.tenant_files import tenant, write_tenants
 
@@ -164,6 +165,21 @@ def test_an_operator_sees_all_tenants_reads_only_its_own_and_may_close_any(
     page.get_by_role("button", name="Close the session").click()
     expect(page.get_by_role("dialog")).to_be_hidden()
     assert of["acme"].get(f"/v1/sessions/{session}").status_code == 404
+
+
+def test_the_first_screen_names_what_is_wrong_within_ten_seconds(open_page: OpenPage, tmp_path: Path) -> None:
+    with incident(tmp_path) as clients:
+        page = open_page(str(clients["agents"].base_url), refusals=True)
+        enter(page, "agents")
+        found = page.get_by_role("list", name="What needs a look")
+        for each in NAMED:
+            expect(found).to_contain_text(re.compile(each), timeout=10_000)
+            expect(found.get_by_text(re.compile(each))).to_be_in_viewport()
+        found.get_by_role("button", name="Park it").click()
+        expect(found).not_to_contain_text("hoarder")
+        found.get_by_role("listitem").filter(has_text="queue").get_by_role("button", name="Show its sessions").click()
+        expect(page.get_by_label("Find an id or a tag")).to_have_value("greedy")
+        page.goto("about:blank")
 
 
 def test_vectors_of_the_last_key_are_not_shown(open_page: OpenPage, of: dict[str, httpx.Client]) -> None:

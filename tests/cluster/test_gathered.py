@@ -68,7 +68,9 @@ def test_models_and_memory_are_those_of_all(client: httpx.Client, servers: Pair)
     assert whole["block_tokens"] == parts[0]["block_tokens"]
 
 
-@pytest.mark.parametrize("path", ["/v1/sessions", "/v1/models", "/v1/memory", "/v1/vectors", "/v1/events"])
+@pytest.mark.parametrize(
+    "path", ["/v1/sessions", "/v1/models", "/v1/memory", "/v1/findings", "/v1/vectors", "/v1/events"]
+)
 def test_a_list_says_who_is_missing(path: str) -> None:
     """A replica that is away, or has no time, makes no list fail."""
 
@@ -78,7 +80,7 @@ def test_a_list_says_who_is_missing(path: str) -> None:
         elif path == "/v1/memory":
             answer = JSONResponse({"sessions": 1})
         else:
-            answer = JSONResponse({"data": [], "has_more": False})
+            answer = JSONResponse({"data": [], "has_more": False, "capacity": None})
         await answer(scope, receive, send)
 
     known = Known({}, known={"a", "b", "d"})

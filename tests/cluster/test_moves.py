@@ -226,6 +226,9 @@ def test_an_operator_frees_a_session_whose_new_home_never_comes_back(tmp_path: P
                 return False
 
             wait_until(is_freed)
+            assert "replica b is away, and with it the sessions that it has" in [
+                each.text for each in djinn.findings().data
+            ]
         assert generate(a, session, [9])["token_ids"] == generate(a, stays, [9])["token_ids"]
         servers.end("a")
         assert generate(servers.start("a"), session, [10])["status"] == "finished"

@@ -5,6 +5,7 @@ import { happeningsOf, lastOf } from "../state/happenings.js";
 import { say } from "../state/notices.js";
 import { perSession } from "../state/per_key.js";
 import { AFTER } from "../state/points.js";
+import { asked, tell } from "../state/route.js";
 import { sessionOf } from "../state/sessions.js";
 import { turnOf } from "../state/turns.js";
 import { refresh } from "./arming.js";
@@ -62,6 +63,8 @@ function makeDesk(id) {
 /** Follow the session until the function that this answers is called: the server computes for those who look. What was
  * between two looks, or while the server was away, nobody knows. */
 export function attend(desk) {
+  const [layer, position] = (asked().get("at") ?? "").split(",").map(Number);
+  if (position >= 0 && layer < server.peek().num_layers) desk.cell.value = { layer, position };
   let [seen, began] = [null, null];
   let [shown, later] = [desk.edited.peek(), null];
   const stops = [
@@ -75,7 +78,8 @@ export function attend(desk) {
       }
     }),
     effect(() => {
-      const position = desk.cell.value?.position;
+      const { layer, position } = desk.cell.value ?? {};
+      tell({ at: desk.cell.value && `${layer},${position}` });
       if (position !== undefined) untracked(() => desk.lens.lookAt(position));
     }),
     effect(() => {

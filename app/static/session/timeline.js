@@ -7,6 +7,7 @@ import { html } from "../lib/html.js";
 import { Button } from "../shell/controls.js";
 import { happeningsOf } from "../state/happenings.js";
 import { attempt } from "../state/notices.js";
+import { asked, tell } from "../state/route.js";
 import { happeningsBefore, loadPast, pastOf } from "../state/past.js";
 import { bytesThere, lanesOf, rowsOf } from "./happened.js";
 
@@ -14,10 +15,12 @@ import { bytesThere, lanesOf, rowsOf } from "./happened.js";
 const RANGES = [["Everything known", null], ["Last day", 86_400], ["Last hour", 3600], ["Last 10 minutes", 600], ["Last minute", 60]];
 const SHORTEST_S = 5;
 
-export function Timeline({ view }) {
+/** `end` is when a session was closed, whose `usage` nobody knows. */
+export function Timeline({ view, end = null }) {
   void second.value; // time goes on
-  const range = useSignal(null);
-  const now = serverTime();
+  const range = useSignal(RANGES.find(([, span]) => span === Number(asked().get("span")))?.[1] ?? null);
+  const now = end ?? serverTime();
+  useEffect(() => tell({ span: range.value }), [range.value]);
   const happenings = useHappenings(view.id);
   const lanes = lanesOf(happenings, now);
   const table = useMemo(() => html`<${EventTable} rows=${rowsOf(happenings)} />`, [happenings]);
@@ -127,7 +130,7 @@ const SHOWN = 8;
 /** `turns` are those of `lanesOf`, `usage` the session's: it knows the last turn, if that was before the page opened. */
 function Waits({ turns, usage }) {
   const known = turns.filter((turn) => turn.waits !== null).slice(-SHOWN).reverse();
-  if (turns.length === 0 && usage.last_turn !== null) {
+  if (turns.length === 0 && usage?.last_turn) {
     known.push({ from: null, waits: usage.resume_ms, usage: usage.last_turn });
   }
   const longest = Math.max(1e-9, ...known.map(total));

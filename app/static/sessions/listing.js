@@ -2,6 +2,7 @@
 import { batch, effect, signal, untracked } from "@preact/signals";
 import { nameOf } from "../lib/format.js";
 import { perKey } from "../state/per_key.js";
+import { asked, tell } from "../state/route.js";
 import { all, revision } from "../state/sessions.js";
 import { bytesIn, bytesOf, leftOf, placeOf, tagsOf } from "./looks.js";
 
@@ -16,6 +17,8 @@ const NONE = { state: [], phase: [], tier: [] };
 export const text = perKey("");
 /** The chosen values by facet. */
 export const chosen = perKey(NONE);
+/** Ids that somebody wants to see alone; null: all. */
+export const picked = perKey(null);
 /** `by` is a key of `ORDERS`. */
 export const order = signal({ by: "created", down: true });
 
@@ -43,9 +46,10 @@ export function toggle(facet, value) {
 export function clear() {
   chosen.value = NONE;
   text.value = "";
+  picked.value = null;
 }
 
-export const isFiltered = () => text.value.trim() !== "" || Object.values(chosen.value).some((values) => values.length > 0);
+export const isFiltered = () => picked.value !== null || text.value.trim() !== "" || Object.values(chosen.value).some((values) => values.length > 0);
 
 /** Sort by a column: the largest first, and the other way round if it is sorted so already. */
 export const sortBy = (by) => (order.value = { by, down: order.value.by === by ? !order.value.down : true });
@@ -70,10 +74,20 @@ export const passing = perKey(null);
 
 let timer = null;
 
-/** Keep the lists true until the function that this answers is called. */
+/** Keep the lists and the address true until the function that this answers is called. An address that says something
+ * is taken at its word. */
 export function keepListing() {
+  const said = asked();
+  if (said.size > 0) batch(() => {
+    text.value = said.get("find") ?? "";
+    chosen.value = Object.fromEntries(FACETS.map(({ key, values }) => [key, values.filter((each) => said.get(key)?.split(",").includes(each))]));
+    picked.value = said.get("only")?.split(",") ?? null;
+    if (ORDERS[said.get("by")]) order.value = { by: said.get("by"), down: !said.has("up") };
+  });
   const stop = effect(() => {
-    void [text.value, chosen.value, order.value];
+    const { by, down } = order.value;
+    const facets = Object.entries(chosen.value).map(([key, values]) => [key, values.join()]);
+    tell({ find: text.value, ...Object.fromEntries(facets), only: picked.value?.join(), by: by === "created" ? null : by, up: !down && "1" });
     refresh();
   });
   const stopNews = effect(() => {
@@ -102,7 +116,7 @@ function sift(views) {
   const tally = Object.fromEntries(FACETS.map(({ key, values }) => [key, Object.fromEntries(values.map((each) => [each, 0]))]));
   const found = [];
   for (const view of views) {
-    if (!hasText(view, words)) continue;
+    if (!hasText(view, words) || picked.value?.includes(view.id) === false) continue;
     const values = FACETS.map(({ of }) => of(view));
     const failed = FACETS.filter(({ key }, index) => asked[key].length > 0 && !asked[key].includes(values[index]));
     FACETS.forEach((facet, index) => {

@@ -3,6 +3,7 @@ import { useEffect } from "preact/hooks";
 import { bytes, counted, number } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { LookInside } from "../model/example.js";
+import { closing } from "../shell/close.js";
 import { Button } from "../shell/controls.js";
 import { DropZone } from "../shell/import.js";
 import { memory } from "../state/memory.js";
@@ -16,6 +17,7 @@ import { Charts } from "./charts/charts.js";
 import { chosen, clear, counts, FACETS, isFiltered, keepListing, listed, order, text, toggle } from "./listing.js";
 import { CreateDialog, creating } from "./open/create.js";
 import { importAll, ImportButton, Imports } from "./open/import.js";
+import { callBack, park } from "./table/row.js";
 import { Table } from "./table/table.js";
 
 export function SessionsScreen() {
@@ -58,9 +60,19 @@ const Filters = () => html`
     />
     ${FACETS.map((facet) => html`<${Facet} key=${facet.key} facet=${facet} />`)}
     <button class="quiet" disabled=${!isFiltered()} onClick=${clear}>Clear the filters</button>
+    <${Together} />
     <${BiggestFirst} />
   </div>
 `;
+
+/** What can be done to all that pass the filters. */
+function Together() {
+  const ids = listed.value;
+  if (!isFiltered() || ids.length === 0) return null;
+  const act = (word, run, kind = null) => html`<${Button} class=${kind} aria-label=${`${word} these ${ids.length}`} onClick=${run}>${word}<//>`;
+  return html`<span class="row together">All ${number(ids.length)}: ${act("Park", () => ids.forEach(park))} ${act("Call back", () => ids.forEach(callBack))}
+    ${act("Close", () => (closing.value = ids), "danger")}</span>`;
+}
 
 function Shown() {
   const total = ids.value.length;

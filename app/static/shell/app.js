@@ -1,13 +1,16 @@
 // The frame around every screen.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ExperimentsScreen } from "../experiments/screen.js";
+import { moment } from "../lib/clock.js";
 import { counted, nameOf, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { ModelScreen } from "../model/screen.js";
 import { SessionScreen } from "../session/screen.js";
+import { Timeline } from "../session/timeline.js";
 import { SessionsScreen } from "../sessions/screen.js";
 import { connection, enterKey, key } from "../state/connection.js";
 import { dismiss, notices } from "../state/notices.js";
+import { loadPast, pastOf } from "../state/past.js";
 import { route } from "../state/route.js";
 import { ids, known, sessionOf } from "../state/sessions.js";
 import { CloseDialog } from "./close.js";
@@ -60,10 +63,14 @@ function Screen() {
   return part === "model" ? html`<${ModelScreen} key=${id} id=${id} />` : html`<${SessionScreen} key=${id} id=${id} />`;
 }
 
+/** Of a session that is closed there is what the server remembers. */
 function Gone({ id }) {
-  return html`<${Empty} title="There is no such session">
-    ${id} is closed, or another tenant's. <a href="#/">See all ${counted(ids.value.length, "session")}</a>.
-  <//>`;
+  useEffect(() => void (id.startsWith("ses_") && loadPast(id).catch(() => {})), [id]); // it may know of none
+  const [last] = pastOf(id).value.entries;
+  return html`<${Empty} title=${last ? `Session ${shortId(id)} is closed` : "There is no such session"}>
+    ${last ? `Since ${moment(last.at)}. Below is what the server remembers of ${id}.` : `${id} is closed, or another tenant's.`}
+    ${" "}<a href="#/">See all ${counted(ids.value.length, "session")}</a>.
+  <//>${last && html`<div class="session"><${Timeline} view=${{ id }} end=${last.at} /></div>`}`;
 }
 
 /** The address is the screen's, so a link inside the page must not change it. */

@@ -1,4 +1,4 @@
-// Closes a session, after a question: it is gone for good then.
+// Closes sessions, after a question: they are gone for good then.
 import { call } from "../lib/api.js";
 import { counted, nameOf } from "../lib/format.js";
 import { html } from "../lib/html.js";
@@ -8,27 +8,31 @@ import { remove, sessionOf } from "../state/sessions.js";
 import { Button } from "./controls.js";
 import { Confirm } from "./dialog.js";
 
-/** The session that is about to be closed, if it is confirmed; null: none. */
-const closing = perKey(null);
+/** Ids of those that are about to be closed, if it is confirmed. */
+export const closing = perKey([]);
 
 export const CloseButton = ({ view, ...rest }) => html`
-  <${Button} class="danger" ...${rest} onClick=${() => (closing.value = view.id)}>Close<//>
+  <${Button} class="danger" ...${rest} onClick=${() => (closing.value = [view.id])}>Close<//>
 `;
 
 /** The question, if there is one. */
 export function CloseDialog() {
-  const id = closing.value;
-  const view = id && sessionOf(id).value;
+  const views = closing.value.map((id) => sessionOf(id).value).filter(Boolean);
+  const [view, isMany] = views;
   if (!view) return null;
-  return html`<${Confirm} key=${id} title="Close session ${nameOf(view)}?" action="Close the session"
-    run=${() => close(id)} onClose=${() => (closing.value = null)}>
-    Its ${counted(view.tokens, "token")} and their KV are gone then${view.state === "idle" ? "" : ", and its turn ends"}.
-    Export it first if you want to keep them. <span class="mono dim">${id}</span>
+  const what = isMany ? counted(views.length, "session") : `session ${nameOf(view)}`;
+  const tokens = views.reduce((sum, each) => sum + each.tokens, 0);
+  return html`<${Confirm} key=${closing.value[0]} title="Close ${what}?" action=${isMany ? `Close ${what}` : "Close the session"}
+    run=${() => close(views)} onClose=${() => (closing.value = [])}>
+    ${isMany ? "Their" : "Its"} ${counted(tokens, "token")} and their KV are gone then${views.every(({ state }) => state === "idle") ? "" : ", and turns end"}.
+    Export ${isMany ? "them" : "it"} first to keep them. ${!isMany && html`<span class="mono dim">${view.id}</span>`}
   <//>`;
 }
 
-async function close(id) {
-  await call("DELETE", `/v1/sessions/${id}`);
-  if (route.peek().id === id) go(HOME);
-  remove(id);
+async function close(views) {
+  for (const { id } of views) {
+    await call("DELETE", `/v1/sessions/${id}`);
+    if (route.peek().id === id) go(HOME);
+    remove(id);
+  }
 }

@@ -4,7 +4,7 @@ import { ApiError, call, stream } from "../lib/api.js";
 import { hearHeader, hearTime } from "../lib/clock.js";
 import { connection, entered, FIRST_WAIT_MS, key, LONGEST_WAIT_MS, server, whileKeyed } from "./connection.js";
 import { note } from "./happenings.js";
-import { takeMemory } from "./memory.js";
+import { findings, takeMemory } from "./memory.js";
 import { say } from "./notices.js";
 import { forgetEverything } from "./per_key.js";
 import { grow, put, remove, replaceAll, running } from "./sessions.js";
@@ -125,6 +125,7 @@ function take({ name, data }, place) {
   if (name === "snapshot") takeSnapshot(data, place);
   else if (name === "session") takeSession(data);
   else if (name === "memory") takeMemory(data, running());
+  else if (name === "findings") findings.value = data;
   else if (name === "tokens") grow(data.tokens);
   else note(data.session_id, name, data);
 }

@@ -6,6 +6,8 @@ import { perKey } from "./per_key.js";
 export const KEPT = 600;
 /** The newest `MemoryView`; null before the first. */
 export const memory = perKey(null);
+/** The newest `FindingsView`. */
+export const findings = perKey({ data: [], capacity: null });
 /** Samples, oldest first: `{time, view, running}`, with `time` in Unix seconds, and the ids of the sessions that ran. */
 export const samples = perKey([]);
 

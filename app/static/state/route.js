@@ -11,7 +11,7 @@ function decode(part) {
 }
 
 const read = () => {
-  const [screen = "", id = null, part = null] = location.hash.replace(/^#\/?/, "").split("/").map(decode);
+  const [screen = "", id = null, part = null] = location.hash.split("?")[0].replace(/^#\/?/, "").split("/").map(decode);
   return { screen, id, part };
 };
 
@@ -33,3 +33,14 @@ export function go(link) {
 
 /** The same screen has another address now. */
 export const replace = (link) => history.replaceState(null, "", link);
+
+/** What the address says behind "?": what is looked at on the screen. A link to it shows the same. */
+export const asked = () => new URLSearchParams(location.hash.split("?")[1]);
+
+/** Have the address say these too; what is empty is left out. */
+export function tell(values) {
+  const all = asked();
+  for (const [name, value] of Object.entries(values)) value ? all.set(name, value) : all.delete(name);
+  const link = (location.hash.split("?")[0] || HOME) + (all.size ? `?${all}` : "");
+  if (link !== (location.hash || HOME)) replace(link);
+}

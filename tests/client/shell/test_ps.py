@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,16 +20,15 @@ from rich.console import Console
 
 from app.cli import main
 from client import Djinn, Session
-from client.memory_models import TenantUse
 from client.models import History, SessionInfo
 from client.shell.chat.views import history_lines, history_text
-from client.shell.findings import findings
 from client.shell.overview import overview
 from client.shell.rates import look, rates_between
 from client.shell.session_table import Row, session_table
 from client.shell.wording import CONTROL, harmless, on_one_line, visible
 from tests.client.conftest import SESSION, AnswerWith
 from tests.client.shell.terminals import CTRL_C, djinn_in_terminal
+from tests.incident import NAMED, incident
 from tests.processes import serve_process
 from tests.serving import serve
 from tests.tenants.tenant_files import tenant, write_tenants
@@ -203,25 +203,23 @@ def test_who_is_late_is_said() -> None:
     assert drawn([Row(expected, now + 100)], 200)[1].split()[-4:-1] == ["-", "10s", "late"]
 
 
-def test_what_is_wrong_comes_first(url: str) -> None:
-    """Sessions on the device that have never signalled, one that is late, and a tenant that floods."""
-    with Djinn(url) as djinn:
-        seen = look(djinn)
-    now, device = seen.unix_s, seen.memory.data.device
-    large = SESSION.kv.model_copy(update={"device_bytes": device.total_bytes * 2 // 5})
-    silent = SESSION.model_copy(update={"used_at": now - 70, "kv": large, "returns_at": None})
-    late = SESSION.model_copy(update={"phase": "io_wait", "returns_at": now - 125, "metadata": {"name": "planner"}})
-    crowded = device.model_copy(update={"owned_bytes": device.total_bytes * 7 // 10})
-    greedy = TenantUse(sessions=9, turns_running=1, turns_waiting=8, device_bytes=0, host_bytes=0, disk_bytes=0)
-    data = seen.memory.data.model_copy(update={"device": crowded})
-    memory = seen.memory.model_copy(update={"data": data, "turns_waiting": 10, "tenants": {"greedy": greedy}})
-    queue, held, behind = findings(replace(seen, memory=memory, idle=[silent, late], unready=None))
-    assert queue == "10 turns in the queue, 8 of them of tenant greedy"
-    assert re.match(r"1 session without a turn or a signal for a minute: \S+ MiB, 40% of the device; ", held)
-    assert behind == "1 client later than announced: planner by 2m"
-    assert list(findings(replace(seen, unready="the journal cannot be written"))) == [
-        "not ready: the journal cannot be written"
-    ]
+def test_what_is_wrong_comes_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    with incident(tmp_path) as of:
+        monkeypatch.setenv("DJINN_API_KEY", "agents")
+        deadline = time.monotonic() + 10
+        while True:
+            assert main(["top", "--count", "1", "--url", str(of["agents"].base_url)]) == 0
+            told = [line.removeprefix("! ") for line in capsys.readouterr().out.splitlines() if line.startswith("! ")]
+            if [each for each in NAMED if not any(re.match(each, line) for line in told)] == []:
+                break
+            assert time.monotonic() < deadline, told
+            time.sleep(0.2)
+        mine = of["greedy"].get("/v1/findings").json()
+    assert [re.sub(r"\d", "0", each["text"]) for each in mine["data"]] == ["0 turns in the queue"]
+    assert mine["capacity"] is None
 
 
 def test_rates_come_from_two_looks(server_url: str) -> None:

@@ -91,8 +91,8 @@ const whyNoPark = (view) =>
 const whyNoCall = (view) =>
   whyNoPhase(view) ?? (view.phase === "ready" || view.phase === "compute" ? `Its phase is ${view.phase} already.` : null);
 
-const park = (id) => tell(id, () => call("POST", `/v1/sessions/${id}/phase`, { body: { phase: "io_wait" } }));
-const callBack = (id) => tell(id, () => call("POST", `/v1/sessions/${id}/phase`, { body: { phase: "ready" } }));
+export const park = (id) => tell(id, () => call("POST", `/v1/sessions/${id}/phase`, { body: { phase: "io_wait" } }));
+export const callBack = (id) => tell(id, () => call("POST", `/v1/sessions/${id}/phase`, { body: { phase: "ready" } }));
 
 async function tell(id, action) {
   const refusal = refusalOf(id);
