@@ -26,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev model folder serve demo report test test-all test-rare test-clients test-frameworks test-agents test-browser test-wheel wheel-tests generate lint docs notebooks notebooks-write dist release image bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small soak soak-short gpu-check gpu-wheels gpu-rivals clean
+.PHONY: help setup setup-dev model folder serve demo report test test-all test-rare test-clients test-frameworks test-agents test-browser test-wheel wheel-tests generate lint docs notebooks notebooks-write dist release image bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-kernels-small soak soak-short gpu-check gpu-wheels gpu-rivals clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -170,14 +170,14 @@ bench: folder    ## decode and time to first token beside vLLM's CPU build, llam
 	$(BIN)/python -m loadgen density $(PEERS) $(STREAMS) \
 		--agents 5 --arrivals constant --rate 0.1 --context 1000 --completion-tokens 2
 
-bench-kv: folder ## KV moves beside memcpy, and what a session that was away waits for
-	$(BIN)/python -m benchmarks.kv
+bench-kv: setup  ## KV moves beside a plain copy, and what a session that was away waits for
+	$(BIN)/python -m benchmarks.gpu_check --cpu --only swap
 
 bench-fairness: folder  ## a victim's waits beside clients that try to harm it
 	$(BIN)/python -m benchmarks.fairness
 
-bench-breakpoints: folder  ## what pausing, resuming and steering cost, and what they cost others
-	$(BIN)/python -m benchmarks.breakpoints
+bench-breakpoints: setup  ## what pausing, resuming and steering cost, and what they cost others
+	$(BIN)/python -m benchmarks.gpu_check --cpu --only breakpoints
 
 bench-grammars: folder  ## what JSON schemas cost a decode step
 	$(BIN)/python -m benchmarks.grammars
@@ -195,9 +195,6 @@ ifeq ($(shell uname -m),x86_64)
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=$(AVX2) \
 		$(BIN)/python -m benchmarks.kernels linear --small --rows 1 16
 endif
-
-bench-generators: folder  ## our load generator beside another on the same server: they must agree
-	$(BIN)/python -m benchmarks.generators
 
 # Exit status 1: a token was wrong, or an error had no fault to explain it.
 soak: folder     ## agents and faults beside a twin that checks every token: an hour

@@ -22,14 +22,12 @@ from app.gpu.startup.loader import load_engine
 from app.messages import Token
 from app.model_store.resolve import resolve
 from benchmarks.command import bind_to_cores
-from benchmarks.engine.away import random_tokens
 from benchmarks.engine.decoding import decode_rate
-from benchmarks.engine.live import LiveEngine
+from benchmarks.engine.live import LiveEngine, random_tokens
 from benchmarks.engine.loading import make_settings
-from benchmarks.spread import middle_half
-from loadgen.processes.processor import NO_FLAGS, processor_flags
-from loadgen.report.figures import Figure, Target
-from loadgen.report.tables import figure_table, to_markdown
+from benchmarks.measuring import middle_half
+from loadgen.processes.launch import NO_FLAGS, processor_flags
+from loadgen.report.tables import Figure, Target, figure_table, to_markdown
 
 PROMPT, ANSWER = 16, 256
 FRAMES = 4000

@@ -6,17 +6,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 from rich.console import Console
 
-from benchmarks.cpu_meter import DISTURBED_SHARE
+from benchmarks.measuring import DISTURBED_SHARE
 from benchmarks.record import RESULTS, Run, write_run
 from loadgen.errors import LoadgenError
 from loadgen.options.common import EXIT_FAILED, EXIT_OK, EXIT_UNUSABLE, sigterm_as_interrupt
-from loadgen.processes.folders import default_model
-from loadgen.report.figures import Figure
-from loadgen.report.tables import figure_table, to_markdown, to_rich
+from loadgen.processes.launch import default_model
+from loadgen.report.tables import Figure, figure_table, to_markdown, to_rich
 
 
 def make_parser(program: str, description: str | None) -> argparse.ArgumentParser:
@@ -57,10 +56,6 @@ class HasShare(Protocol):
     def other_cpu_share(self) -> float: ...
 
 
-PlanT = TypeVar("PlanT")
-MeasuredT = TypeVar("MeasuredT", bound=HasShare)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnRun(Run):
     """A run of a benchmark of Djinn alone. `settings`: what the server or the engine was given."""
@@ -71,58 +66,17 @@ class OwnRun(Run):
     measured: HasShare
 
 
-@dataclass(frozen=True, slots=True)
-class Benchmark(Generic[PlanT, MeasuredT]):
-    """A benchmark of Djinn alone. `quick` and `full` say how much is measured; only what is measured in full is
-    written. `settings` describes what is measured of a model, `spreads` the plan and what spreads mean.
+def finish(arguments: argparse.Namespace, name: str, title: str, run: OwnRun, note: str) -> None:
+    """Show the figures, and keep what was measured in full: `NAME-FLAGS-CORES-DATE.json` and `.md`. `note` describes
+    the plan and what spreads mean.
     """
-
-    name: str
-    title: str
-    description: str | None
-    quick: PlanT
-    full: PlanT
-    measure: Callable[[Path, PlanT, list[int]], MeasuredT]
-    figures_of: Callable[[MeasuredT], list[Figure]]
-    settings: Callable[[Path], object]
-    spreads: Callable[[PlanT], str]
-
-    def main(self) -> int:
-        """Run it as the command line asks; returns the process's exit status."""
-        arguments = make_parser(f"python -m benchmarks.{self.name}", self.description).parse_args()
-        return exit_status(arguments.model, lambda: self._run(arguments, Console()))
-
-    def _run(self, arguments: argparse.Namespace, console: Console) -> None:
-        cores = bind_to_cores(arguments.cores)
-        plan = self.quick if arguments.quick else self.full
-        with console.status("measuring: some minutes, less with --quick"):
-            measured = self.measure(arguments.model, plan, cores)
-        run = self.describe(arguments.model, plan, measured)
-        console.print(f"on {run.place_and_time}", highlight=False)
-        console.print(to_rich([figure_table(self.title, run.figures)]))
-        if measured.other_cpu_share > DISTURBED_SHARE:
-            console.print(f"disturbed: other processes had {measured.other_cpu_share:.0%} of the cores")
-        if not arguments.quick:
-            console.print(f"written: {self.write(arguments.output, run, plan)}")
-
-    def describe(self, model: Path, plan: PlanT, measured: MeasuredT) -> OwnRun:
-        """The record, without the folders of this machine."""
-        return OwnRun(
-            model=model.name,
-            plan=plan,
-            settings=self.settings(model),
-            figures=self.figures_of(measured),
-            measured=measured,
-        )
-
-    def write(self, folder: Path, run: OwnRun, plan: PlanT) -> Path:
-        """Writes `NAME-FLAGS-CORES-DATE.json` and `.md`; returns the latter."""
-        lines = [
-            f"# {self.title}: {run.model} on {run.place_and_time}",
-            "",
-            self.spreads(plan),
-            f"Processes outside the benchmark had at most {run.measured.other_cpu_share:.1%} of the cores.",
-            "",
-            to_markdown(figure_table(self.title, run.figures)),
-        ]
-        return write_run(folder, f"{self.name}-", run, "\n".join(lines))
+    console, table, others = Console(), figure_table(title, run.figures), run.measured.other_cpu_share
+    console.print(f"on {run.place_and_time}", highlight=False)
+    console.print(to_rich([table]))
+    if others > DISTURBED_SHARE:
+        console.print(f"disturbed: other processes had {others:.0%} of the cores")
+    if not arguments.quick:
+        heading = f"# {title}: {run.model} on {run.place_and_time}"
+        told = f"Processes outside the benchmark had at most {others:.1%} of the cores."
+        text = "\n".join([heading, "", note, told, "", to_markdown(table)])
+        console.print(f"written: {write_run(arguments.output, f'{name}-', run, text)}")

@@ -8,27 +8,23 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 from app.domain.memory_map import DraftCounts
 from app.domain.values import SamplingParams
 from app.gpu.models.base import LayerStack
 from app.model_store.tokenizer import load_tokenizer
 from app.text.tokenizer import Tokens
-from benchmarks.command import OwnRun, bind_to_cores, exit_status, make_parser
-from benchmarks.cpu_meter import DISTURBED_SHARE, CpuMeter
+from benchmarks.command import OwnRun, bind_to_cores, exit_status, finish, make_parser
 from benchmarks.engine.live import LiveEngine
-from benchmarks.engine.loading import build, find_model, load_layers
-from benchmarks.record import write_run
-from benchmarks.spread import middle_half
+from benchmarks.engine.loading import OnCpu, build, find_model, load_layers
+from benchmarks.measuring import CpuMeter, middle_half
 from loadgen.errors import NotAsMeant
-from loadgen.report.figures import Figure, Spread, Target
-from loadgen.report.tables import figure_table, to_markdown, to_rich
+from loadgen.report.tables import Figure, Target, exact
 
 
 def read_conversations(path: Path) -> list[list[dict[str, str]]]:
@@ -98,12 +94,6 @@ class Measured:
     other_cpu_share: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Here:
-    device: str = "cpu"
-    trace: Path | None = None
-
-
 def measure(model: Path, runs: Path, plan: Plan, cores: list[int]) -> Measured:
     """Runs everything. Raises `NotAsMeant` if the engine fails, or for a file without conversations that are short
     enough.
@@ -118,7 +108,7 @@ def measure(model: Path, runs: Path, plan: Plan, cores: list[int]) -> Measured:
         raise NotAsMeant(
             f"{runs} has no context of at most {plan.context} tokens before an answer: --context is too small"
         )
-    stack = load_layers(_Here(), str(model), DTYPE)
+    stack = load_layers(OnCpu(), str(model), DTYPE)
     with _engine(model, stack, plan, drafts=0) as plain, _engine(model, stack, plan, drafts=None) as drafting:
         meter = CpuMeter(cores, time.process_time)
         return Measured(list(_replay(plain, drafting, conversations, plan)), meter.other_share())
@@ -126,7 +116,7 @@ def measure(model: Path, runs: Path, plan: Plan, cores: list[int]) -> Measured:
 
 def _engine(model: Path, stack: LayerStack, plan: Plan, drafts: int | None) -> LiveEngine:
     return build(
-        _Here(),
+        OnCpu(),
         str(model),
         stack,
         dtype=DTYPE,
@@ -189,20 +179,16 @@ def figures_of(plan: Plan, measured: Measured) -> list[Figure]:
     target = FASTER if alone_and_greedy else NOT_SLOWER
     ratios = [batch.plain.seconds / batch.drafting.seconds for batch in batches]
     return [
-        Figure("Tokens per second without drafts", "tokens/s", _one(tokens / plain)),
-        Figure("Tokens per second with drafts", "tokens/s", _one(tokens / drafting)),
-        Figure("With drafts / without, all batches", "×", _one(plain / drafting), target),
+        exact("Tokens per second without drafts", "tokens/s", tokens / plain),
+        exact("Tokens per second with drafts", "tokens/s", tokens / drafting),
+        exact("With drafts / without, all batches", "×", plain / drafting, target),
         *([Figure("With drafts / without, by batch", "×", middle_half(ratios))] if len(ratios) > 1 else []),
-        Figure("Tokens per CPU second, with drafts / without", "×", _one(plain_cpu / drafting_cpu)),
-        Figure("Drafted tokens per token", "×", _one(drafted / tokens)),
-        Figure("Accepted of the drafted tokens", "×", _one(accepted / max(1, drafted))),
-        Figure("Tokens that cost no step of their own", "×", _one(accepted / tokens)),
-        Figure("Answers that are the same", "×", _one(equal / turns), SAME),
+        exact("Tokens per CPU second, with drafts / without", "×", plain_cpu / drafting_cpu),
+        exact("Drafted tokens per token", "×", drafted / tokens),
+        exact("Accepted of the drafted tokens", "×", accepted / max(1, drafted)),
+        exact("Tokens that cost no step of their own", "×", accepted / tokens),
+        exact("Answers that are the same", "×", equal / turns, SAME),
     ]
-
-
-def _one(value: float) -> Spread:
-    return Spread(value, value, value, 1)
 
 
 QUICK = 4
@@ -220,21 +206,14 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64, help="tokens of an answer; default 64")
     parser.add_argument("--temperature", type=float, default=0.0, help="default 0: greedy")
     arguments = parser.parse_args()
-    return exit_status(arguments.model, lambda: _run(arguments, Console()))
+    return exit_status(arguments.model, lambda: _run(arguments))
 
 
-def _run(arguments: argparse.Namespace, console: Console) -> None:
-    cores = bind_to_cores(arguments.cores)
-    plan = Plan(
-        QUICK if arguments.quick else arguments.conversations,
-        arguments.turns,
-        arguments.streams,
-        arguments.context,
-        arguments.tokens,
-        arguments.temperature,
-    )
-    with console.status("measuring: some minutes, less with --quick"):
-        measured = measure(arguments.model, arguments.runs, plan, cores)
+def _run(arguments: argparse.Namespace) -> None:
+    names = ("conversations", "turns", "streams", "context", "tokens", "temperature")
+    plan = Plan(**{name: getattr(arguments, name) for name in names})
+    plan = replace(plan, conversations=QUICK) if arguments.quick else plan
+    measured = measure(arguments.model, arguments.runs, plan, bind_to_cores(arguments.cores))
     run = OwnRun(
         model=arguments.model.name,
         plan=plan,
@@ -242,16 +221,9 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
         figures=figures_of(plan, measured),
         measured=measured,
     )
-    table = figure_table(f"Drafts, {plan.streams} at once, temperature {plan.temperature:g}", run.figures)
-    console.print(to_rich([table]))
-    if measured.other_cpu_share > DISTURBED_SHARE:
-        console.print(f"disturbed: other processes had {measured.other_cpu_share:.0%} of the cores")
-    if not arguments.quick:
-        heading = f"# Drafts: {run.model} on {run.place_and_time}"
-        spreads = "Spreads are the middle half of the batches. All answers of a batch are generated at once."
-        other = f"Processes outside the benchmark had {measured.other_cpu_share:.1%} of the cores."
-        text = "\n".join([heading, "", spreads, other, "", to_markdown(table)])
-        console.print(f"written: {write_run(arguments.output, 'drafts-', run, text)}")
+    title = f"Drafts, {plan.streams} at once, temperature {plan.temperature:g}"
+    note = "Spreads are the middle half of the batches. All answers of a batch are generated at once."
+    finish(arguments, "drafts", title, run, note)
 
 
 if __name__ == "__main__":

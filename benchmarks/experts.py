@@ -26,7 +26,7 @@ from app.gpu.startup.weights import LoadedModel, load_model, needed_bytes
 from app.gpu.weights.stores import FileLoad
 from app.model_store.resolve import resolve
 from app.settings import Settings
-from loadgen.experiments.weights.page_cache import dropped
+from benchmarks.page_cache import dropped
 from loadgen.options.common import EXIT_FAILED, EXIT_OK
 
 BLOCK, PROMPT, DISTINCT = 16, 16, 251

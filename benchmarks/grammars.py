@@ -16,12 +16,11 @@ from app.domain.values import Grammar, GrammarKind, SamplingParams
 from app.gpu.engine import Engine
 from app.gpu.startup.loader import load_engine
 from app.model_store.tokenizer import load_tokenizer
-from benchmarks.command import Benchmark
-from benchmarks.cpu_meter import CpuMeter
+from benchmarks.command import OwnRun, bind_to_cores, exit_status, finish, make_parser
 from benchmarks.engine.live import LiveEngine
 from benchmarks.engine.loading import find_model, make_settings
-from benchmarks.spread import middle_half
-from loadgen.report.figures import Figure, Target
+from benchmarks.measuring import CpuMeter, middle_half
+from loadgen.report.tables import Figure, Target
 
 DTYPE = "float32"
 SETTINGS = {"dtype": DTYPE, "kv_device": "256MiB", "max_model_len": 1024}
@@ -135,14 +134,26 @@ def figures_of(measured: Measured) -> list[Figure]:
     return figures
 
 
-def _spreads(plan: Plan) -> str:
-    return (
+def describe(model: str, plan: Plan, measured: Measured) -> tuple[OwnRun, str]:
+    """The record, and what its spreads mean."""
+    note = (
         f"Rounds of each width: {plan.rounds}, with {plan.steps} steps of each kind at temperature {TEMPERATURE}.\n"
         "Spreads are the middle half of the rounds."
     )
+    return OwnRun(model=model, plan=plan, settings=SETTINGS, figures=figures_of(measured), measured=measured), note
 
 
-BENCHMARK = Benchmark("grammars", "Grammars", __doc__, QUICK, FULL, measure, figures_of, lambda _: SETTINGS, _spreads)
+def main() -> int:
+    """Run it as the command line asks; returns the process's exit status."""
+    arguments = make_parser("python -m benchmarks.grammars", __doc__).parse_args()
+    plan: Plan = QUICK if arguments.quick else FULL
+
+    def run() -> None:
+        measured = measure(arguments.model, plan, bind_to_cores(arguments.cores))
+        finish(arguments, "grammars", "Grammars", *describe(arguments.model.name, plan, measured))
+
+    return exit_status(arguments.model, run)
+
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    sys.exit(main())

@@ -6,69 +6,43 @@ request reads a session. `hop` in each is the cost: the difference or the ratio 
 """
 
 import argparse
-import os
-import re
-import secrets
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 
 import httpx
 
 from benchmarks.command import bind_to_cores
-from benchmarks.spread import middle_half
-from loadgen.processes.process import free_port
-from loadgen.processes.processor import NO_FLAGS, processor_flags
-from loadgen.report.figures import Figure, Target
-from loadgen.report.tables import figure_table, to_markdown
+from benchmarks.measuring import middle_half
+from benchmarks.replicas import greedy, open_session, replicas
+from loadgen.processes.launch import NO_FLAGS, processor_flags
+from loadgen.report.tables import Figure, Target, figure_table, to_markdown
 
-REPLICA = re.compile(r"Djinn serves .+ on (http://\S+)")
 PROMPT = list(range(1, 17))
 SMALL = 100
 """Small requests of a round."""
 PLACES = ("straight", "over a hop")
+ROLES = {"a": "both", "b": "prefill"}
+"""No session is placed at the second."""
 SHARE, FIRST_MS = Target(0.95, at_least=True), Target(1.5)
-
-
-@contextmanager
-def running(ready: re.Pattern[str], *arguments: str) -> Iterator[str]:
-    """A `djinn` with these arguments; yields the URL that it prints."""
-    command = [sys.executable, "-P", "-m", "app", *arguments]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        try:
-            assert process.stdout is not None
-            found = next(filter(None, map(ready.match, process.stdout)), None)
-            if found is None:
-                raise SystemExit("djinn did not start")
-            yield found[1]
-        finally:
-            process.send_signal(signal.SIGTERM)
 
 
 def streamed(http: httpx.Client, tokens: int, begun: threading.Barrier | None = None) -> tuple[float, float]:
     """One streamed turn in a session of its own: seconds to its first token, and to its end."""
-    session = http.post("/v1/sessions", json={}).raise_for_status().json()["id"]
-    body = {"token_ids": PROMPT, "max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True}
+    session = open_session(http)
     if begun is not None:
         begun.wait()
     start = time.perf_counter()
-    with http.stream("POST", f"/v1/sessions/{session}/generate", json=body) as answer:
+    with http.stream("POST", f"{session}/generate", json={**greedy(PROMPT, tokens), "stream": True}) as answer:
         parts = answer.raise_for_status().iter_raw()
         next(parts)
         first_s = time.perf_counter() - start
         for _ in parts:
             pass
     end_s = time.perf_counter() - start
-    http.delete(f"/v1/sessions/{session}").raise_for_status()
+    http.delete(session).raise_for_status()
     return first_s, end_s
 
 
@@ -79,12 +53,12 @@ def first_ms(http: httpx.Client) -> float:
 
 def small_ms(http: httpx.Client) -> float:
     """Milliseconds of a small request on a connection that is open."""
-    session = http.post("/v1/sessions", json={}).raise_for_status().json()["id"]
+    session = open_session(http)
     start = time.perf_counter()
     for _ in range(SMALL):
-        http.get(f"/v1/sessions/{session}").raise_for_status()
+        http.get(session).raise_for_status()
     spent_s = time.perf_counter() - start
-    http.delete(f"/v1/sessions/{session}").raise_for_status()
+    http.delete(session).raise_for_status()
     return 1e3 * spent_s / SMALL
 
 
@@ -137,17 +111,10 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=2, help="default 2")
     options = parser.parse_args()
     bind_to_cores(options.cores)
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        (folder / "key").write_text(secrets.token_hex(32))
-        common = ["--model", options.model, "--kv-device", "256MiB", "--kv-host", "256MiB"]
-        common += ["--cluster", f"folder:{folder}", "--cluster-key-file", str(folder / "key")]
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        ways = []
-        for name, role in (("a", "both"), ("b", "prefill")):  # no session is placed at the second
-            flags = ("--replica", name, "--role", role, "--port", f"{free_port()}", "--state-dir", str(folder / name))
-            url = stack.enter_context(running(REPLICA, "serve", *flags, *common))
-            ways.append(stack.enter_context(httpx.Client(base_url=url, timeout=300, limits=limits)))
+    rooms = {"--kv-device": "256MiB", "--kv-host": "256MiB"}
+    flags = {name: {"--role": role, **rooms} for name, role in ROLES.items()}
+    with replicas(options.model, flags) as clients:
+        ways = list(clients.values())
         while "missing" in ways[1].get("/v1/sessions").json() or "a" not in ways[1].post("/v1/sessions").json()["id"]:
             time.sleep(0.1)
         figures = list(measure(ways, options.rounds, options.streams, options.tokens))

@@ -19,9 +19,8 @@ from app.gpu.kernels.attention.cpu import PagedCpuAttention
 from app.gpu.kernels.cpu.compile import compiled_features
 from app.gpu.kernels.cpu.tiles import multiplies_pairs
 from app.gpu.kernels.linear import DenseLinear, linear_maker
-from app.gpu.kernels.linear.base import BlockMatrix, Linear, MatmulPrecision, Matrix
-from benchmarks.onednn import PackedLinear, StoredLinear, onednn_multiplies
-from loadgen.processes.processor import NO_FLAGS, processor_flags
+from app.gpu.kernels.linear.base import BlockMatrix, Linear, MatmulPrecision, Matrix, Weight, dense_of
+from loadgen.processes.launch import NO_FLAGS, processor_flags
 
 HIDDEN, INNER, VOCABULARY, LAYERS = 576, 1536, 49152, 30
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
@@ -60,10 +59,6 @@ def print_row(label: object, cells: list[str]) -> None:
     print(f"{label!s:>12}", *(f"{cell:>23}" for cell in cells), flush=True)
 
 
-def print_times(label: object, times: dict[str, float]) -> None:
-    print_row(label, [f"{time:.2f}" for time in times.values()])
-
-
 def compare_linears(rows: list[int], repeats: int, *, small: bool) -> None:
     """All linear layers of one step, output projection included, at each count of rows; of a far smaller model if
     `small`.
@@ -81,7 +76,7 @@ def compare_linears(rows: list[int], repeats: int, *, small: bool) -> None:
     print_row("rows", list(stacks))
     for count in rows:
         variants = {name: _step(stack, count, name) for name, stack in stacks.items()}
-        print_times(count, measure(variants, repeats))
+        print_row(count, [f"{time:.2f}" for time in measure(variants, repeats).values()])
 
 
 def _linear_makers(dtype: torch.dtype) -> dict[str, Callable[[Tensor, None], DenseLayer]]:
@@ -132,7 +127,7 @@ def compare_attention(rows: list[int], context: int, repeats: int) -> None:
         if index == 0:
             print_row("rows", list(variants))
         times = measure(variants, repeats)
-        print_times(count, {name: time / POOL_LAYERS for name, time in times.items()})
+        print_row(count, [f"{time / POOL_LAYERS:.2f}" for time in times.values()])
 
 
 def _attention_variants(rows: int, context: int) -> Variants:
@@ -187,6 +182,41 @@ def main() -> None:
             compare_linears(options.rows, options.repeats, small=options.small)
         else:
             compare_attention(options.rows, options.context, options.repeats)
+
+
+class StoredLinear:
+    """oneDNN on a weight in the layout in which it is stored."""
+
+    def __init__(self, weight: Matrix, bias: Tensor | None = None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.weights = [Weight(each) for each in (dense_of(weight), bias) if each is not None]
+        self._multiply = torch.ops.mkldnn._linear_pointwise.default
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weight, *bias = (each.tensor for each in self.weights)
+        y: Tensor = self._multiply(x, weight, bias[0] if bias else None, "none", [], "")
+        return y
+
+
+class PackedLinear(StoredLinear):
+    """The same bits from a weight in oneDNN's blocked layout; there is no other copy of it."""
+
+    def __init__(self, weight: Matrix, bias: Tensor | None = None) -> None:
+        super().__init__(weight, bias)
+        self.weights[0].tensor = torch.ops.mkldnn._reorder_linear_weight.default(self.weights[0].tensor)
+
+
+def onednn_multiplies(dtype: torch.dtype) -> bool:
+    """Whether this machine's oneDNN multiplies the half type `dtype` in its blocked layout."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    match dtype:
+        case torch.bfloat16:
+            return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        case torch.float16:
+            return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+        case _:
+            return False
 
 
 if __name__ == "__main__":

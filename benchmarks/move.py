@@ -9,84 +9,46 @@ machine gives new memory page by page, which takes several times as long as the 
 import argparse
 import multiprocessing
 import socket
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from random import Random
 
 import httpx
 
-from app.cluster.key import ClusterKey
 from benchmarks.command import bind_to_cores
-from benchmarks.spread import middle_half, ratio_of_medians
-from loadgen.peers.djinn import djinn_launch
-from loadgen.processes.process import free_port, running_server
-from loadgen.report.figures import Figure, Target
-from loadgen.report.tables import figure_table, to_markdown
+from benchmarks.measuring import middle_half, ratio_of_medians
+from benchmarks.replicas import greedy, open_session, random_prompt, replicas
+from loadgen.report.tables import Figure, Target, figure_table, to_markdown
 
 LENGTHS = (64, 128, 256, 512, 1024)
 NAMES = ("a", "b")
 MOST = Target(1.5)
-KEY = "a key of servers that live for some minutes"
-CHUNK_BYTES = 1 << 20
-WAIT_S = 600
 KV_HOST = "96MiB"
 """For two sessions of 1,024 tokens: the third has memory that others have had."""
 TOUCHING = 3
 """Sessions of the longest length that move first, so that all of it has been touched."""
 
 
-@contextmanager
-def cluster(model: str) -> Iterator[dict[str, httpx.Client]]:
-    """Two servers that know each other, by name."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        ports = {name: free_port() for name in NAMES}
-        urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
-        (folder / "key").write_text(KEY)
-        clients = {}
-        for name in NAMES:
-            flags = {
-                "--model": model,
-                "--port": str(ports[name]),
-                "--replica": name,
-                "--cluster": f"folder:{folder}",
-                "--cluster-key-file": str(folder / "key"),
-                "--state-dir": str(folder / name),
-                "--kv-host": KV_HOST,
-            }
-            launch = djinn_launch(flags)
-            stack.enter_context(running_server(launch.command, launch.environment, urls[name]))
-            # As if the other one had sent the requests on: each opens sessions of its own.
-            alone = {"Djinn-Hop": f"benchmark {ClusterKey(KEY.encode()).sign(b'hop', b'benchmark', name.encode())}"}
-            clients[name] = stack.enter_context(httpx.Client(base_url=urls[name], timeout=WAIT_S, headers=alone))
-        yield clients
-
-
-def open_session(http: httpx.Client, tokens: int, random: Random) -> str:
+def parked_session(http: httpx.Client, tokens: int, random: Random) -> str:
     """A session with that much history, whose KV is in host memory."""
-    session: str = http.post("/v1/sessions", json={}).raise_for_status().json()["id"]
-    first_token_s(http, session, [random.randrange(16, 250) for _ in range(tokens - 1)])
-    http.post(f"/v1/sessions/{session}/phase", json={"phase": "io_wait"}).raise_for_status()
-    while http.get(f"/v1/sessions/{session}").json()["kv"]["tier"] != "host":
+    session = open_session(http)
+    first_token_s(http, session, random_prompt(random, tokens - 1))
+    http.post(f"{session}/phase", json={"phase": "io_wait"}).raise_for_status()
+    while http.get(session).json()["kv"]["tier"] != "host":
         time.sleep(0.01)
     return session
 
 
 def first_token_s(http: httpx.Client, session: str, token_ids: list[int]) -> float:
     """Seconds of a turn of one token."""
-    body = {"token_ids": token_ids, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
     began = time.perf_counter()
-    http.post(f"/v1/sessions/{session}/generate", json=body).raise_for_status()
+    http.post(f"{session}/generate", json=greedy(token_ids, 1)).raise_for_status()
     return time.perf_counter() - began
 
 
 def move(http: httpx.Client, session: str, there: str) -> tuple[float, int]:
     """Seconds of a move, as its caller sees it, and the bytes that were sent."""
     began = time.perf_counter()
-    answer = http.post(f"/v1/sessions/{session}/move", json={"replica": there}).raise_for_status().json()
+    answer = http.post(f"{session}/move", json={"replica": there}).raise_for_status().json()
     return time.perf_counter() - began, answer["bytes"]
 
 
@@ -121,9 +83,9 @@ def copy_s(count: int) -> float:
 def touch(clients: dict[str, httpx.Client]) -> None:
     """Have sessions move that need all host memory together."""
     for number in range(TOUCHING):
-        session = open_session(clients["a"], max(LENGTHS), Random(-number))
+        session = parked_session(clients["a"], max(LENGTHS), Random(-number))
         move(clients["a"], session, "b")
-        clients["b"].delete(f"/v1/sessions/{session}").raise_for_status()
+        clients["b"].delete(session).raise_for_status()
 
 
 def measure(clients: dict[str, httpx.Client], tokens: int, rounds: int) -> list[Figure]:
@@ -131,14 +93,14 @@ def measure(clients: dict[str, httpx.Client], tokens: int, rounds: int) -> list[
     moves, copies, warm, cold = list[float](), list[float](), list[float](), list[float]()
     random = Random(tokens)
     for number in range(-1, rounds):  # the first is not counted
-        session = open_session(clients["a"], tokens, random)
+        session = parked_session(clients["a"], tokens, random)
         seconds, count = move(clients["a"], session, "b")
         copied = copy_s(count)
         again = first_token_s(clients["b"], session, [5])
-        fresh: str = clients["b"].post("/v1/sessions", json={}).raise_for_status().json()["id"]
-        computed = first_token_s(clients["b"], fresh, [random.randrange(16, 250) for _ in range(tokens)])
+        fresh = open_session(clients["b"])
+        computed = first_token_s(clients["b"], fresh, random_prompt(random, tokens))
         for each in (session, fresh):
-            clients["b"].delete(f"/v1/sessions/{each}").raise_for_status()
+            clients["b"].delete(each).raise_for_status()
         if number >= 0:
             for values, value in zip((moves, copies, warm, cold), (seconds, copied, again, computed), strict=True):
                 values.append(value)
@@ -162,7 +124,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=2, help="default 2")
     options = parser.parse_args()
     bind_to_cores(options.cores)
-    with cluster(options.model) as clients:
+    with replicas(options.model, {name: {"--kv-host": KV_HOST} for name in NAMES}, alone=True) as clients:
         touch(clients)
         figures = [figure for tokens in options.tokens for figure in measure(clients, tokens, options.rounds)]
     print(to_markdown(figure_table(f"A move: {options.model}", figures)))

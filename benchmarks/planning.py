@@ -27,7 +27,7 @@ from app.gpu.planning.scheduler import Scheduler
 from app.gpu.state.blocks import BlockPool
 from app.gpu.state.moves import Moved
 from app.gpu.state.sequence import TokenSequence, TurnState
-from loadgen.processes.processor import NO_FLAGS, processor_flags
+from loadgen.processes.launch import NO_FLAGS, processor_flags
 
 BLOCK_SIZE, BLOCK_BYTES = 16, 64_000
 CONTEXT_TOKENS, TURN_TOKENS = 1024, 64

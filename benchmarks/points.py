@@ -34,19 +34,17 @@ from rich.console import Console
 from app.gpu.device.hardware import zeroed
 from app.gpu.kernels.attention.base import AttentionSpec
 from app.gpu.kernels.attention.pattern import attention_pattern
-from benchmarks.breakpoints import OnCpu
 from benchmarks.command import bind_to_cores, exit_status, make_parser
-from benchmarks.cpu_meter import session_cpu_s
 from benchmarks.engine.decoding import DecodeBench
-from benchmarks.engine.loading import load
-from benchmarks.prefill_apart import random_tokens
+from benchmarks.engine.loading import OnCpu, load
+from benchmarks.measuring import middle_half
 from benchmarks.record import Run, write_run
-from benchmarks.spread import middle_half
+from benchmarks.replicas import random_prompt
 from loadgen.peers.base import SERVED_NAME
 from loadgen.peers.djinn import djinn_launch
 from loadgen.processes.process import free_port, running_server
-from loadgen.report.figures import Figure, Target
-from loadgen.report.tables import figure_table, to_markdown, to_rich
+from loadgen.report.tables import Figure, Target, figure_table, to_markdown, to_rich
+from loadgen.sampling.sampler import process_use
 
 HEADS, KV_HEADS, CHOSEN, TOKENS, HEAD_DIM, BLOCK = 9, 3, 8, 1024, 64, 16
 PART = 64
@@ -133,12 +131,19 @@ def served(model: Path) -> Iterator[tuple[httpx.Client, Callable[[], float]]]:
             running_server(launch.command, launch.environment, url) as pid,
             httpx.Client(base_url=url, timeout=600, limits=httpx.Limits(max_connections=None)) as http,
         ):
-            yield http, lambda: session_cpu_s(pid)
+            yield http, lambda: cpu_seconds(pid)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of a server's processes until now."""
+    use = process_use(pid)
+    assert use is not None
+    return use.cpu_s
 
 
 def sweep(http: httpx.Client, random: Random) -> float:
     """Seconds of a sweep over all layers and positions: the prompts differ from their first token on."""
-    clean, corrupted = (random_tokens(random, PAIR) for _ in range(2))
+    clean, corrupted = (random_prompt(random, PAIR) for _ in range(2))
     body = {"clean": clean, "corrupted": corrupted, "metric": {"answer": 100, "wrong": 200}}
     began = time.perf_counter()
     found = http.post("/v1/experiments/patching", json=body).raise_for_status().json()
@@ -152,7 +157,7 @@ def streamed(http: httpx.Client, random: Random, stopped: threading.Event) -> li
     while not stopped.is_set():
         body = {
             "model": SERVED_NAME,
-            "prompt": random_tokens(random, 32),
+            "prompt": random_prompt(random, 32),
             "max_tokens": 400,
             "ignore_eos": True,
             "stream": True,
@@ -220,7 +225,7 @@ def lenses(http: httpx.Client, random: Random, rounds: int) -> Iterator[Figure]:
         session = f"/v1/sessions/{http.post('/v1/sessions', json={}).raise_for_status().json()['id']}"
         captured = {"layers": list(range(layers)), "action": "capture"}
         http.post(f"{session}/breakpoints", json=captured).raise_for_status()
-        prompt = random_tokens(random, LENS_POSITIONS)
+        prompt = random_prompt(random, LENS_POSITIONS)
         http.post(f"{session}/generate", json={"token_ids": prompt, "max_tokens": 0}).raise_for_status()
         times = [time.perf_counter()]
         for at in range(LENS_POSITIONS, LENS_POSITIONS - LENS_ROWS, -1):
@@ -282,7 +287,7 @@ def bulk(http: httpx.Client, cpu_s: Callable[[], float], rounds: int, prompts: i
         for number in range(-1, rounds):
             found, used = dict[Any, float](), dict[Any, float]()
             for way in (captured, plain) if number % 2 else (plain, captured):
-                token_ids = [random_tokens(random, length) for _ in range(max(16, prompts * 32 // length))]
+                token_ids = [random_prompt(random, length) for _ in range(max(16, prompts * 32 // length))]
                 before = cpu_s()
                 found[way] = way(token_ids) / len(token_ids)
                 used[way] = (cpu_s() - before) / len(token_ids)

@@ -9,12 +9,10 @@ Nothing is drafted: how long a step takes would depend on the text.
 
 import argparse
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,23 +22,21 @@ from statistics import median, quantiles
 import httpx
 
 from benchmarks.command import bind_to_cores
+from benchmarks.measuring import middle_half, ratio_of_medians
 from benchmarks.record import RESULTS, Run, write_run
-from benchmarks.spread import middle_half, ratio_of_medians
+from benchmarks.replicas import greedy, open_session, random_prompt, replicas
 from loadgen.options.common import sigterm_as_interrupt
-from loadgen.peers.djinn import djinn_launch
-from loadgen.processes.process import free_port, running_server
-from loadgen.report.figures import Figure, Target
-from loadgen.report.tables import figure_table, to_markdown
+from loadgen.report.tables import Figure, Target, figure_table, to_markdown
 
 SESSIONS, SHORT = 8, 128
-NAMES = ("a", "b")
 ROLES = {"together": {"a": "both"}, "apart": {"a": "decode", "b": "prefill"}}
 MOST = Target(1.2)
 PAUSE_S = 0.5
-KEY = "a key of servers that live for some minutes"
-WAIT_S = 600
 POOL, FILLING = "640MiB", 14_500
 """Of KV on the device and on the host, and tokens of the model whose KV that is."""
+
+
+FLAGS = {"--kv-device": POOL, "--kv-host": POOL, "--kv-disk": "0", "--max-draft-tokens": "0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,51 +62,14 @@ class ApartRun(Run):
     rounds: dict[str, list[Round]]
 
 
-@contextmanager
-def servers(way: str, model: str, cores: list[int]) -> Iterator[httpx.Client]:
-    """The servers of a way, each on its own core; yields a client of the first."""
-    roles = ROLES[way]
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        ports = {name: free_port() for name in roles}
-        urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
-        (folder / "key").write_text(KEY)
-        for (name, role), core in zip(roles.items(), cores, strict=False):
-            flags = {
-                "--model": model,
-                "--port": str(ports[name]),
-                "--replica": name,
-                "--role": role,
-                "--cluster": f"folder:{folder}",
-                "--cluster-key-file": str(folder / "key"),
-                "--state-dir": str(folder / name),
-                "--kv-device": POOL,
-                "--kv-host": POOL,
-                "--kv-disk": "0",
-                "--max-draft-tokens": "0",
-            }
-            launch = djinn_launch(flags)
-            command = ["taskset", "-c", str(core), *launch.command]
-            stack.enter_context(running_server(command, launch.environment, urls[name]))
-        yield stack.enter_context(
-            httpx.Client(base_url=urls["a"], timeout=WAIT_S, limits=httpx.Limits(max_connections=None))
-        )
-
-
 def ask(http: httpx.Client, token_ids: list[int], max_tokens: int) -> Iterator[float]:
     """A turn of a session of its own: when each of its tokens came."""
-    session = http.post("/v1/sessions", json={}).raise_for_status().json()["id"]
-    body = {"token_ids": token_ids, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0, "stream": True}
-    with http.stream("POST", f"/v1/sessions/{session}/generate", json=body) as answer:
+    session = open_session(http)
+    with http.stream("POST", f"{session}/generate", json={**greedy(token_ids, max_tokens), "stream": True}) as answer:
         for line in answer.raise_for_status().iter_lines():
             if line == "event: token":
                 yield time.perf_counter()
-    http.delete(f"/v1/sessions/{session}").raise_for_status()
-
-
-def random_tokens(random: Random, count: int) -> list[int]:
-    """A prompt that nobody has had."""
-    return [random.randrange(16, 40_000) for _ in range(count)]
+    http.delete(session).raise_for_status()
 
 
 def play(http: httpx.Client, random: Random, decoded: int, prompt_tokens: int) -> Round:
@@ -122,7 +81,7 @@ def play(http: httpx.Client, random: Random, decoded: int, prompt_tokens: int) -
 
     def decode(seed: int) -> None:
         times = list[float]()
-        turn = ask(http, random_tokens(Random(seed), SHORT), decoded)
+        turn = ask(http, random_prompt(Random(seed), SHORT), decoded)
         for number, at in enumerate(turn):
             if number == 0:
                 all_decode.wait()
@@ -134,7 +93,7 @@ def play(http: httpx.Client, random: Random, decoded: int, prompt_tokens: int) -
         all_decode.wait()
         while prompt_tokens and not stopped.wait(PAUSE_S):
             began = time.perf_counter()
-            for at in ask(http, random_tokens(random, prompt_tokens), 1):
+            for at in ask(http, random_prompt(random, prompt_tokens), 1):
                 firsts.append(at - began)
 
     with ThreadPoolExecutor(SESSIONS + 1) as pool:
@@ -151,12 +110,14 @@ def measure(options: argparse.Namespace, cores: list[int]) -> dict[str, list[Rou
     """Rounds with and without prompts, in turn, of each way."""
     found: dict[str, list[Round]] = {}
     for way in options.ways:
-        with servers(way, options.model, cores) as http:
+        flags = {name: {"--role": role, **FLAGS} for name, role in ROLES[way].items()}
+        with replicas(options.model, flags, cores=cores) as clients:
+            http = clients["a"]
             os.sched_setaffinity(0, cores[-1:])
             random = Random(7)
             play(http, random, 32, 0)  # and meanwhile the servers find each other
             for _ in range(-(-FILLING // options.prompt_tokens)):  # new memory comes page by page, which takes longer
-                list(ask(http, random_tokens(random, options.prompt_tokens), 1))
+                list(ask(http, random_prompt(random, options.prompt_tokens), 1))
             for _ in range(options.rounds):
                 for name, tokens in ((f"{way}, quiet", 0), (way, options.prompt_tokens)):
                     found.setdefault(name, []).append(play(http, random, options.decoded, tokens))

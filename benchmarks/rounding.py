@@ -32,7 +32,7 @@ from app.gpu.weights.bundles import Bundle, ResidentWeights
 from app.gpu.weights.checkpoint import weights_of
 from app.model_store.resolve import ResolvedModel, resolve
 from app.settings import Settings
-from benchmarks.text import TokenSource, read_text_tokens
+from benchmarks.measuring import TokenSource, read_text_tokens
 from loadgen.options.common import EXIT_OK
 from loadgen.report.tables import Table, to_rich
 
@@ -123,10 +123,11 @@ def main() -> int:
     for weights, kv in CHOICES:
         stack = load(model, WeightsDtype(weights))
         loss = compare([log_probabilities(stack, tokens, kv) for tokens in windows], exact, windows)
-        rows.append((weights, kv, f"{loss.kl:.5f}", f"{loss.perplexity:.4f}", f"{loss.agreement:.1%}"))
-    header = ("--weights-dtype", "--kv-dtype", "divergence, nats", "perplexity, ratio", "same most likely token")
+        seen = f"{loss.kl:.5f}", f"{loss.perplexity:.4f}", f"{loss.agreement:.1%}"
+        header = ("--weights-dtype", "--kv-dtype", "divergence, nats", "perplexity, ratio", "same most likely token")
+        rows.append(dict(zip(header, (weights, kv, *seen), strict=True)))
     note = f"{model.name}, {arguments.windows} windows of {arguments.tokens} tokens, against float32."
-    Console().print(to_rich([Table.of("What rounding loses", header, rows, note)]))
+    Console().print(to_rich([Table("What rounding loses", rows, note)]))
     return EXIT_OK
 
 

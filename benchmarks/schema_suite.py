@@ -31,7 +31,7 @@ from app.model_store.tokenizer import load_tokenizer
 from benchmarks.engine.live import LiveEngine, LiveTurn
 from benchmarks.engine.loading import find_model
 from benchmarks.grammars import make_engine
-from loadgen.processes.folders import default_model
+from loadgen.processes.launch import default_model
 
 ANSWERS = 200
 WIDTHS = (1, 16)

@@ -8,16 +8,14 @@ from typing import Protocol
 
 from rich.console import Console
 
-from loadgen.commands import mlperf, peers, report, schema
+from loadgen import everything
+from loadgen.commands import peers, report
 from loadgen.errors import LoadgenError
-from loadgen.everything import command as everything
+from loadgen.experiments import mlperf
 from loadgen.experiments.capacity import experiment as capacity
 from loadgen.experiments.chaos import experiment as chaos
-from loadgen.experiments.density import command as density
-from loadgen.experiments.density import oversubscribe
+from loadgen.experiments.density import experiment as density
 from loadgen.experiments.kv.experiment import KV
-from loadgen.experiments.resume_latency.experiment import RESUME_LATENCY
-from loadgen.experiments.weights import experiment as weights
 from loadgen.experiments.whitebox.experiment import WHITEBOX
 from loadgen.options.common import EXIT_INTERRUPTED, EXIT_UNUSABLE, sigterm_as_interrupt
 from loadgen.options.parser import OneLineParser
@@ -42,14 +40,11 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "density": (density, "agents that generate, think and come back"),
     "capacity": (capacity, "the most agents that a server holds within limits"),
     "whitebox": (WHITEBOX, "breakpoints between layers: what they change, and what they cost"),
-    "resume-latency": (RESUME_LATENCY, "a stopped computation brought back, recomputed, and copied by hand"),
-    "oversubscribe": (oversubscribe, "sessions that grow until they are several times what the device holds"),
     "kv": (KV, "what a session's KV is made of, and what it costs to keep, and to move to another server"),
     "chaos": (chaos, "a server or cluster under faults for long, beside a twin that checks every token"),
-    "weights": (weights, "a model that is several times larger than the memory for its weights"),
     "mlperf": (mlperf, "the conversations of one of MLPerf's traces of agents"),
     "report": (report, "results once more, one or several side by side"),
-    "schema": (schema, "the form of a result file"),
+    "schema": (report.Schema(), "the form of a result file"),
     "selfcheck": (selfcheck, "whether the load generator itself tells the time right"),
     "peers": (peers, "install, start and stop the servers that Djinn is compared with"),
 }

@@ -8,6 +8,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,48 @@ from typing import Any
 import triton
 from rich.console import Console
 
-from benchmarks.compile.table import kernel_tables, summary
-from benchmarks.compile.usage import SHARED_KIB
+from benchmarks.compile.child import SHARED_KIB
 from benchmarks.record import RESULTS, utc_now, write_results
 from loadgen.options.common import EXIT_OK
-from loadgen.report.tables import to_markdown, to_rich
+from loadgen.report.tables import Row, Table, to_markdown, to_rich
+
+NOTE = "Registers and spilled bytes are of a thread, programs at once of a multiprocessor. `*_merge` joins split keys."
+COLUMNS = {
+    "head": "head_dim",
+    "group": "group",
+    "block": "block_size",
+    "type": "dtype",
+    "registers": "registers",
+    "spilled, bytes": "stack_bytes",
+    "asynchronous copies": "async_copies",
+}
+Compiled = dict[str, Any]
+
+
+def kernel_tables(kernels: Sequence[Compiled]) -> list[Table]:
+    """One for each compute capability."""
+    tables: dict[str, list[Row]] = {}
+    for each in kernels:
+        row: Row = {
+            "for": f"{each['purpose']} {each['kernel']}" if each["kernel"] == "_merge" else each["purpose"],
+            **{column: each[name] for column, name in COLUMNS.items()},
+            "shared, KiB": each["shared_bytes"] / 1024,
+            "tensor-core instructions": each["mma"] + each["wgmma"],
+            "programs at once": each["programs"] or "none",
+        }
+        tables.setdefault(f"sm_{each['capability']}", []).append(row)
+    return [Table(title, rows, NOTE) for title, rows in tables.items()]
+
+
+def summary(kernels: Sequence[Compiled]) -> str:
+    """What one wants to know first."""
+    spilled = [each for each in kernels if each["stack_bytes"]]
+    most = max(spilled, key=lambda each: each["stack_bytes"], default=None)
+    begin = f"{len(kernels)} kernels, {len(spilled)} of them spill registers"
+    if most is None:
+        return f"{begin}."
+    where = f"{most['purpose']}, head {most['head_dim']}, {most['dtype']}, sm_{most['capability']}"
+    return f"{begin}, {most['stack_bytes']} bytes at most ({where})."
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""An engine on a thread of its own, as the server runs it, and a client of it on the calling thread, without HTTP."""
+"""An engine on a thread of its own, as the server runs it, and a client of it on the calling thread, without HTTP; and
+sessions that leave the device, so that nothing of them is left there, and come back."""
 
 import itertools
 import queue
@@ -8,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from random import Random
 from types import TracebackType
 from typing import Self
 
@@ -17,7 +19,6 @@ from app.domain.memory_map import MemoryMap, SessionMemory
 from app.domain.values import Phase, SamplingParams, SessionId, StopRule, Ticket, Tier
 from app.engine_process.executor import Engine
 from app.messages import (
-    Arm,
     Close,
     Command,
     Disarm,
@@ -32,6 +33,7 @@ from app.messages import (
     Replacement,
     Resume,
     SetPhase,
+    Started,
     Submit,
     Token,
     TurnFinished,
@@ -53,6 +55,8 @@ class LiveTurn:
     times: list[float] = field(default_factory=list)
     end: Paused | TurnFinished | None = None
     ended_at: float = 0.0
+    restore_s: float = 0.0
+    """Of its time in the queue, in which its KV came back."""
     error: DjinnError | None = None
 
     @property
@@ -96,10 +100,6 @@ class LiveEngine:
         """Close them."""
         for session in sessions:
             self._do(partial(Close, session=session))
-
-    def arm(self, session: SessionId, breakpoint: Breakpoint) -> None:
-        """Add a breakpoint."""
-        self._do(lambda ticket: Arm(ticket, session, breakpoint))
 
     def disarm(self, session: SessionId) -> None:
         """Take all breakpoints."""
@@ -185,6 +185,8 @@ class LiveEngine:
 
     def _take(self, at: float, event: Event | Replacement) -> None:
         match event:
+            case Started():
+                self._turns[event.ticket].restore_s = event.restore_ms / 1e3
             case Token():
                 turn = self._turns[event.ticket]
                 turn.token_ids.append(event.token_id)
@@ -215,3 +217,68 @@ class LiveEngine:
     def _deliver(self, events: Sequence[Event | Replacement]) -> None:
         """On the engine's thread: only noted, so that the client's work is not on the engine's clock."""
         self._news.put((time.perf_counter(), events))
+
+
+BYTES = 256
+"""Tokens that every byte-level vocabulary has."""
+WHOLE = 0.9
+"""Share of a session's KV that must have moved for it to have been away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A move as the client sees it: from its signal to the news that the KV is there."""
+
+    seconds: float
+    bytes: int
+
+    @property
+    def gb_per_s(self) -> float:
+        """10^9 bytes a second."""
+        return self.bytes / self.seconds / 1e9
+
+
+def random_tokens(random: Random, count: int) -> list[int]:
+    """A text that no other session has."""
+    return [random.randrange(BYTES) for _ in range(count)]
+
+
+def park(live: LiveEngine, session: SessionId) -> Moved:
+    """Signal `io_wait`, and wait until the KV has left the device."""
+    before = live.place(session).bytes_out
+    said = live.set_phase(session, Phase.IO_WAIT)
+    there = live.wait_for_tier(session, Tier.HOST)
+    return Moved(there - said, live.place(session).bytes_out - before)
+
+
+def fetch(live: LiveEngine, session: SessionId) -> Moved:
+    """Signal `ready`, and wait until the KV is back on the device."""
+    before = live.place(session).bytes_in
+    said = live.set_phase(session, Phase.READY)
+    there = live.wait_for_tier(session, Tier.DEVICE)
+    return Moved(there - said, live.place(session).bytes_in - before)
+
+
+def check_whole(live: LiveEngine, moved: Moved, tokens: int) -> None:
+    """Raise `NotAsMeant` unless the KV of so many tokens moved: the rest was there already."""
+    whole = tokens * live.info.kv_bytes_per_token
+    if moved.bytes < WHOLE * whole:
+        raise NotAsMeant(f"only {moved.bytes} of {whole} bytes moved")
+
+
+class Passer:
+    """A session as large as the device. A device keeps the blocks of a session that has left until somebody needs the
+    room, and one that comes back soon would find them there: after this one has passed over it, it does not.
+    """
+
+    def __init__(self, live: LiveEngine, random: Random, device_tokens: int, block_tokens: int = 16) -> None:
+        self._live = live
+        self._session = live.open()
+        # Less the one block that a prefetch leaves to a session that had a turn just before.
+        live.generate(self._session, random_tokens(random, device_tokens - block_tokens))
+        park(live, self._session)
+
+    def pass_over(self) -> None:
+        """Come to the device and leave it."""
+        fetch(self._live, self._session)
+        park(self._live, self._session)

@@ -1,19 +1,85 @@
 """`python -m benchmarks.fairness`: a victim's waits beside attackers, over those beside honest neighbours."""
 
+from __future__ import annotations
+
 import argparse
 import sys
+from dataclasses import dataclass
 
 from rich.console import Console
 
 from benchmarks.command import bind_to_cores, exit_status, make_parser
 from benchmarks.fairness.attacks import ATTACKS
-from benchmarks.fairness.figures import Neighbour, Outcome
-from benchmarks.fairness.report import FairnessRun, attack_table, honest_table, judged, report_of
-from benchmarks.fairness.runner import HONEST, Plan, neighbour_of, outcome_of, play
-from benchmarks.record import write_run
+from benchmarks.fairness.runner import (
+    HONEST,
+    MOST_GROWTH_BYTES,
+    MOST_RATIO,
+    Neighbour,
+    Outcome,
+    Plan,
+    Verdict,
+    judge,
+    neighbour_of,
+    outcome_of,
+    play,
+)
+from benchmarks.record import Run, write_run
 from loadgen.options.common import EXIT_FAILED
-from loadgen.report.page import write_page, write_pictures
-from loadgen.report.tables import to_markdown, to_rich
+from loadgen.report.tables import Row, Table, to_markdown, to_rich
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FairnessRun(Run):
+    """The record of a run. `alone` are the victim's waits beside nobody."""
+
+    plan: Plan
+    alone: Neighbour
+    neighbours: list[Neighbour]
+    outcomes: list[Outcome]
+    verdicts: list[Verdict]
+
+
+def tables_of(run: FairnessRun) -> list[Table]:
+    """The victim's waits beside those who do no harm, one line an attack, and what attackers did."""
+    honest: list[Row] = [
+        {
+            "beside": f"{each.count} honest" if each.count else "nobody",
+            "their tokens/s": round(each.tokens_per_s),
+            "first token p95, ms": round(1000 * each.waits.first_s),
+            "time per token p95, ms": 1000 * each.waits.token_s,
+        }
+        for each in (run.alone, *run.neighbours)
+    ]
+    attacks: list[Row] = [
+        {
+            "attack": outcome.name,
+            "turns": outcome.turns,
+            "first token p95, ms": round(1000 * outcome.waits.first_s),
+            "first over honest": f"{verdict.first_ratio:.2f}×",
+            "per token p95, ms": 1000 * outcome.waits.token_s,
+            "token over honest": f"{verdict.token_ratio:.2f}×",
+            "MiB": round(outcome.grown_bytes / MIB),
+            "kept": verdict.is_kept,
+        }
+        for outcome, verdict in zip(run.outcomes, run.verdicts, strict=True)
+    ]
+    did: list[Row] = [
+        {
+            "attack": each.name,
+            "does": each.description,
+            "answers": ", ".join(f"{status}: {count}" for status, count in sorted(each.answers.items())),
+            "what went wrong": each.error or (f"{each.wrong} turns with other tokens" if each.wrong else None),
+        }
+        for each in run.outcomes
+    ]
+    note = (
+        f"Kept: both ratios at most {MOST_RATIO:g}, at most {MOST_GROWTH_BYTES / MIB:.0f} MiB beyond the budgets, the "
+        "same tokens, and a server that is ready."
+    )
+    return [Table("Attacks", attacks, note), Table("Honest neighbours", honest), Table("Attackers", did)]
+
 
 SECONDS, QUICK_SECONDS = 30.0, 3.0
 QUICK = ("long-prompts", "phase-flips", "half-headers")
@@ -45,12 +111,11 @@ def _run(arguments: argparse.Namespace, plan: Plan, console: Console) -> Fairnes
             scene = play(arguments.model, f"honest-{count}", plan.seconds)
         neighbours.append(neighbour_of(f"{count} honest neighbours", count, scene))
     calm = Neighbour(0, 0.0, alone.waits)
-    console.print(to_rich([honest_table(calm, neighbours)]))
     outcomes: list[Outcome] = []
     for number, name in enumerate(plan.attacks):
         with console.status(f"{number + 1} of {len(plan.attacks)}: {name}: {ATTACKS[name].description}"):
             outcomes.append(outcome_of(name, play(arguments.model, name, plan.seconds), alone.turns))
-        [verdict] = judged(outcomes[-1:], neighbours)
+        verdict = judge(outcomes[-1], neighbours)
         word = "kept" if verdict.is_kept else "NOT kept"
         console.print(f"{name}: {word}, {verdict.first_ratio:.2f}× first, {verdict.token_ratio:.2f}× per token")
     run = FairnessRun(
@@ -59,17 +124,14 @@ def _run(arguments: argparse.Namespace, plan: Plan, console: Console) -> Fairnes
         alone=calm,
         neighbours=neighbours,
         outcomes=outcomes,
-        verdicts=judged(outcomes, neighbours),
+        verdicts=[judge(each, neighbours) for each in outcomes],
     )
-    table = attack_table(outcomes, run.verdicts)
-    console.print(to_rich([table]))
+    tables = tables_of(run)
+    console.print(to_rich(tables))
     if not arguments.quick:
         heading = f"# What one client costs another: {run.model} on {run.place_and_time}\n"
-        text = "\n".join([heading, to_markdown(honest_table(calm, neighbours)), to_markdown(table)])
+        text = "\n".join([heading, *map(to_markdown, tables)])
         path = write_run(arguments.output, "fairness-", run, text)
-        page = report_of(run, ("python", "-m", "benchmarks.fairness", *sys.argv[1:]))
-        write_page(page, path.with_suffix(".html"))
-        write_pictures(page, path.with_suffix(".html"))
         console.print(f"written: {path}")
     return run
 

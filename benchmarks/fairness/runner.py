@@ -1,4 +1,7 @@
-"""One server after the other, each with a victim and a neighbour."""
+"""One server after the other, each with a victim and a neighbour. The victim is the client whose waits count: it takes
+short turns, streamed, one after the other. What an attack costs it is held against what an honest neighbour of the
+attack's size costs.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,168 @@ import contextlib
 import hashlib
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
+from httpx_sse import aconnect_sse
 
-from benchmarks.fairness.attacks import ATTACKS
-from benchmarks.fairness.attacks.base import Model
-from benchmarks.fairness.figures import Neighbour, Outcome, Waits
-from benchmarks.fairness.victim import Turn, Victim
+from benchmarks.fairness.attacks import ATTACKS, Model
 from loadgen.peers.djinn import djinn_launch
 from loadgen.processes.process import ServerFailedError, free_port, starting_server
-from loadgen.sampling.processes import process_use
+from loadgen.sampling.sampler import process_use
 
-VICTIM, NEIGHBOUR, WATCHER = "key-of-the-victim", "key-of-the-neighbour", "key-of-the-watcher"
-ROLES = {VICTIM: "user", NEIGHBOUR: "user", WATCHER: "metrics"}
+MOST_RATIO = 2.0
+MOST_GROWTH_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Seconds, the 95th percentile over the turns."""
+
+    first_s: float
+    token_s: float
+
+    @classmethod
+    def of(cls, firsts: Sequence[float], tokens: Sequence[float]) -> Waits:
+        """Of at least one turn."""
+        return cls(*(float(np.percentile(values, 95)) for values in (firsts, tokens)))
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """Honest ones, `count` at once: how many tokens a second the server computed for them, and the victim's waits."""
+
+    count: int
+    tokens_per_s: float
+    waits: Waits
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an attack did in so many turns of the victim. `grown_bytes` of memory, `wrong` turns with other tokens."""
+
+    name: str
+    description: str
+    turns: int
+    waits: Waits
+    tokens_per_s: float
+    grown_bytes: int
+    answers: dict[str, int]
+    wrong: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Ratios of the victim's waits to those beside honest neighbours with the same number of tokens."""
+
+    first_ratio: float
+    token_ratio: float
+    is_kept: bool
+
+
+def beside_honest(neighbours: Sequence[Neighbour], tokens_per_s: float) -> Waits:
+    """The victim's waits beside honest neighbours with so many tokens a second: between those that were measured, and
+    never beside fewer than the fewest.
+    """
+    known = sorted(neighbours, key=lambda each: each.tokens_per_s)
+    rates = [each.tokens_per_s for each in known]
+
+    def at(values: Sequence[float]) -> float:
+        return float(np.interp(tokens_per_s, rates, values))
+
+    return Waits(at([each.waits.first_s for each in known]), at([each.waits.token_s for each in known]))
+
+
+def judge(outcome: Outcome, neighbours: Sequence[Neighbour]) -> Verdict:
+    """Whether the attack harms the victim no more than it may, its memory and its tokens included."""
+    fair = beside_honest(neighbours, outcome.tokens_per_s)
+    first, token = outcome.waits.first_s / fair.first_s, outcome.waits.token_s / fair.token_s
+    is_whole = not outcome.wrong and not outcome.error and outcome.grown_bytes <= MOST_GROWTH_BYTES
+    return Verdict(first, token, is_whole and max(first, token) <= MOST_RATIO)
+
+
+PROMPT, ANSWER = 64, 16
+THINK_S = 0.2
+MOST_TOKENS = 700
+"""Then the conversation begins anew."""
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Seconds to the first token, and of each after it. Both are as long as was waited where the turn failed."""
+
+    first_s: float
+    token_s: float
+    token_ids: tuple[int, ...]
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Victim:
+    """Takes the same turns each time."""
+
+    client: httpx.AsyncClient
+    vocabulary: int
+    turns: list[Turn] = field(default_factory=list)
+    computed: int = 0
+    """Tokens that the server computed for it."""
+
+    async def run(self, seconds: float) -> None:
+        """Take turns for so long, and at least one."""
+        chance, end = random.Random(7), time.perf_counter() + seconds
+        session, tokens = "", 0
+        while not self.turns or time.perf_counter() < end:
+            prompt = [chance.randrange(20, self.vocabulary) for _ in range(PROMPT)]
+            began = time.perf_counter()
+            try:
+                if not session or tokens > MOST_TOKENS:
+                    session, tokens = await self._open(session), 0
+                    began = time.perf_counter()
+                self.turns.append(await self._turn(session, prompt, began))
+            except (httpx.HTTPError, KeyError) as error:
+                waited = time.perf_counter() - began
+                self.turns.append(Turn(waited, waited, (), f"{type(error).__name__}: {error}"[:200]))
+                return
+            tokens += PROMPT + ANSWER
+            await asyncio.sleep(THINK_S)
+
+    async def _open(self, last: str) -> str:
+        if last:
+            await self.client.delete(last)
+        answer = (await self.client.post("/v1/sessions", json={})).raise_for_status()
+        return f"/v1/sessions/{answer.json()['id']}"
+
+    async def _turn(self, session: str, prompt: list[int], began: float) -> Turn:
+        body = {"token_ids": prompt, "max_tokens": ANSWER, "temperature": 0, "ignore_eos": True, "stream": True}
+        first: float | None = None
+        told: dict[str, Any] = {}
+        async with aconnect_sse(self.client, "POST", f"{session}/generate", json=body) as source:
+            source.response.raise_for_status()
+            async for event in source.aiter_sse():
+                if event.event == "token" and first is None:
+                    first = time.perf_counter()
+                told = event.json()
+        now = time.perf_counter()
+        first = now if first is None else first
+        usage = told["usage"]
+        self.computed += usage["prompt_tokens"] - usage["cached_tokens"] + usage["completion_tokens"] - 1
+        return Turn(first - began, (now - first) / (ANSWER - 1), tuple(told["token_ids"]))
+
+
+VICTIM_KEY, NEIGHBOUR, WATCHER = "key-of-the-victim", "key-of-the-neighbour", "key-of-the-watcher"
+ROLES = {VICTIM_KEY: "user", NEIGHBOUR: "user", WATCHER: "metrics"}
 KV_DEVICE_BYTES, KV_HOST_BYTES = 64 << 20, 256 << 20
 HONEST = (1, 4, 16)
 LEAD_S = 2.0
@@ -97,7 +240,7 @@ def _write_tenants(folder: Path) -> Path:
 
 def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
     """Raises ServerFailedError."""
-    headers, deadline = {"authorization": f"Bearer {VICTIM}"}, time.monotonic() + START_S
+    headers, deadline = {"authorization": f"Bearer {VICTIM_KEY}"}, time.monotonic() + START_S
     while process.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(httpx.TransportError):
             if httpx.get(f"{url}/ready", headers=headers).is_success:
@@ -139,7 +282,7 @@ def outcome_of(name: str, scene: Scene, right: list[Turn]) -> Outcome:
 
 
 async def _play(url: str, pid: int, name: str | None, seconds: float) -> Scene:
-    headers = {"authorization": f"Bearer {VICTIM}"}
+    headers = {"authorization": f"Bearer {VICTIM_KEY}"}
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60.0) as client:
         model = await _describe(client)
         await Victim(client, model.vocabulary).run(0.0)
@@ -185,7 +328,7 @@ async def _computed(url: str) -> int | None:
 async def _start(url: str, name: str, model: Model, seconds: float) -> asyncio.subprocess.Process:
     arguments = [url, NEIGHBOUR, name, json.dumps(asdict(model)), str(seconds)]
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.fairness.worker", *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        sys.executable, "-m", "benchmarks.fairness.attacks", *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
 
 

@@ -24,7 +24,7 @@ def main() -> int:
         except BadWheels as error:
             print(error, file=sys.stderr)
             return USAGE_ERROR
-        from benchmarks.gpu_check.program import run_check, write_page_of
+        from benchmarks.gpu_check.running import run_check, write_page_of
 
         if options.page is not None:
             return write_page_of(options.page)
@@ -33,7 +33,9 @@ def main() -> int:
 
 def _read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m benchmarks.gpu_check", description=__doc__)
-    parser.add_argument("--tiny", action="store_true", help="the same stages on a CPU with a tiny model, in a minute")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--cpu", action="store_true", help="the same stages on a CPU with SmolLM2's shape")
+    where.add_argument("--tiny", action="store_true", help="the same stages on a CPU with a tiny model, in a minute")
     parser.add_argument("--only", action="append", default=[], metavar="STAGE", help="this stage; repeat for more")
     parser.add_argument(
         "--profile", action="append", default=[], metavar="STAGE", help="trace this stage too, target missed or not"

@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 from loadgen.options.common import EXIT_OK
-from loadgen.options.servers import add_server_options, read_settings
-from loadgen.peers import background
+from loadgen.options.targets import add_server_options, read_settings
+from loadgen.peers import serving
 from loadgen.peers.base import Peer
 from loadgen.peers.registry import PEERS, find_peer
 
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace, progress: Console) -> int:
 def _list(_options: argparse.Namespace, _progress: Console) -> None:
     table = Table("peer", "installed", "runs on", "process")
     for peer in PEERS:
-        note = background.running(peer)
+        note = serving.running(peer)
         place = ("", "") if note is None else (note.url, str(note.pid))
         table.add_row(peer.name, _installed(peer), *place)
     Console(highlight=False).print(table)
@@ -58,14 +58,14 @@ def _install(options: argparse.Namespace, progress: Console) -> None:
 def _start(options: argparse.Namespace, progress: Console) -> None:
     peer, settings = find_peer(options.peer), read_settings(options)
     with progress.status(f"{options.peer} starts"):
-        served = background.start(peer, settings, options.port)
+        served = serving.start(peer, settings, options.port)
     print(f"{served.name} runs on {served.url} as process {served.pid}; its log is {served.log}")
     print(f"--target {served.target}")
 
 
 def _stop(options: argparse.Namespace, progress: Console) -> None:
     with progress.status(f"{options.peer} stops"):
-        note = background.stop(find_peer(options.peer))
+        note = serving.stop(find_peer(options.peer))
     print(f"{options.peer} has stopped: process {note.pid}")
 
 

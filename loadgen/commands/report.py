@@ -1,6 +1,7 @@
 """`python -m loadgen report`: results once more, one or several of the same experiment side by side."""
 
 import argparse
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from rich.console import Console
 from loadgen.errors import LoadgenError
 from loadgen.options.common import EXIT_OK, make_output
 from loadgen.report.page import compared, differences, shown_tables, write_page, write_pictures
-from loadgen.report.report import read_report, result_path
+from loadgen.report.report import read_report, result_path, schema_text
 from loadgen.report.tables import to_rich
 
 
@@ -45,3 +46,15 @@ def run(options: argparse.Namespace, progress: Console) -> int:
     for written in (page, *write_pictures(report, page)):
         output.print(f"written: {written}", markup=False, soft_wrap=True)
     return EXIT_OK
+
+
+class Schema:
+    """`python -m loadgen schema`: the form of a result file, published as docs/schemas/result.json."""
+
+    def add_options(self, _parser: argparse.ArgumentParser) -> None:
+        """None: all experiments write the same."""
+
+    def run(self, _options: argparse.Namespace, _progress: Console) -> int:
+        """Print the schema; returns the exit code."""
+        sys.stdout.write(schema_text())
+        return EXIT_OK

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, nullcontext
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from client import DjinnError
 from loadgen.errors import LoadgenError
-from loadgen.load.corpus import Corpus
+from loadgen.load.prompts import Corpus
 from loadgen.options.common import add_common, finish, make_output, read_corpus
-from loadgen.options.disk import with_disk
-from loadgen.options.plan_fields import add_plan_options, read_plan
-from loadgen.options.servers import DEFAULT_KV
-from loadgen.options.targets import add_targets, read_targets, run_on
-from loadgen.peers.dtypes import AUTO
-from loadgen.report.charts import Chart
-from loadgen.report.failures import Failure
-from loadgen.report.figures import Figure
+from loadgen.options.parser import add_plan_options, read_plan
+from loadgen.options.targets import add_targets, read_targets, run_on, with_disk
 from loadgen.report.origin import Server, Texts
-from loadgen.report.report import Report
-from loadgen.report.tables import Table
+from loadgen.report.report import Chart, Failure, Report
+from loadgen.report.tables import Figure, Table
 from loadgen.targets import TargetSpec
-from loadgen.targets.subject import Subject
+from loadgen.targets.djinn import Subject
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
 
 P = TypeVar("P", bound="DataclassInstance")
 S = TypeVar("S")
@@ -80,8 +76,7 @@ class DjinnExperiment(Generic[P, S]):
     """An experiment as a command. `lead` says what is done; `prepare` asks a server what it runs and cuts texts, before
     anything is measured on any; `measure` does the rest, and is told of a Ctrl-C by `CancelledError`.
 
-    `kv` and `dtype` are the defaults of --kv and --dtype, `kv_tokens` what the plan needs if `kv` is None. With `disk`
-    servers that are started have a disk tier.
+    With `disk` servers that are started have a disk tier.
     """
 
     name: str
@@ -90,19 +85,14 @@ class DjinnExperiment(Generic[P, S]):
     lead: Callable[[P, Corpus], str]
     prepare: Callable[[Bench[P]], Awaitable[S]]
     measure: Callable[[Bench[P], S, Found], Awaitable[None]]
-    kv: str | None = DEFAULT_KV
-    dtype: str = AUTO
-    kv_tokens: Callable[[P], int | None] = lambda _plan: None
     disk: bool = False
-    notes: tuple[str, ...] = ()
-    read_elsewhere: tuple[str, ...] = ()
     more_options: Callable[[argparse.ArgumentParser], None] = lambda _parser: None
     others: Callable[[argparse.Namespace], list[str]] = lambda _options: []
     """Targets beside those of --target. Raises `LoadgenError` if what was given does not go together."""
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """The targets, and the fields of the plan."""
-        add_targets(parser, kv=self.kv, dtype=self.dtype)
+        add_targets(parser)
         add_common(parser)
         add_plan_options(parser, self.plan)
         self.more_options(parser)
@@ -112,7 +102,7 @@ class DjinnExperiment(Generic[P, S]):
         plan, corpus = read_plan(options, self.plan), read_corpus(options)
         count, others = len(options.target), self.others(options)
         every = argparse.Namespace(**{**vars(options), "target": [*options.target, *others]})
-        targets = read_targets(every, kv_tokens=self.kv_tokens(plan), read_elsewhere=self.read_elsewhere)
+        targets = read_targets(every)
         make_output(options)
 
         async def on_all(specs: list[TargetSpec]) -> Report:
@@ -151,7 +141,7 @@ class DjinnExperiment(Generic[P, S]):
             plan=asdict(plan),
             servers=tuple(Server.of(spec) for spec in (*specs, *others)),
             texts=Texts.of(corpus),
-            **merged(found, self.notes),
+            **merged(found),
         )
 
     async def _prepare(self, bench: Bench[P]) -> S:
@@ -161,7 +151,7 @@ class DjinnExperiment(Generic[P, S]):
             raise LoadgenError(f"measuring target {bench.subject.spec.name} failed: {error}") from error
 
 
-def merged(found: Sequence[Found], notes: Sequence[str] = ()) -> Mapping[str, Any]:
+def merged(found: Sequence[Found]) -> Mapping[str, Any]:
     """Fields of a report; tables of the same title become one."""
     tables: dict[str, Table] = {}
     for table in (table for one in found for table in one.tables):
@@ -171,8 +161,37 @@ def merged(found: Sequence[Found], notes: Sequence[str] = ()) -> Mapping[str, An
         "figures": tuple(each for one in found for each in one.figures),
         "tables": tuple(tables.values()),
         "charts": tuple(each for one in found for each in one.charts),
-        "notes": (*(note for one in found for note in one.notes), *notes),
+        "notes": tuple(note for one in found for note in one.notes),
         "inputs": {name: value for one in found for name, value in one.inputs.items()},
         "failures": tuple(each for one in found for each in one.failures),
         "interrupted": any(one.interrupted for one in found),
     }
+
+
+REFRESHES_PER_S = 4
+"""Few, because drawing takes time from the clock that measures."""
+
+
+@contextmanager
+def show_parts(console: Console, target: str, parts: Mapping[str, int]) -> Iterator[Callable[[str], None]]:
+    """Show how far each part of an experiment is, of its number of steps; yields what is to be called after a step.
+
+    Where `console` is not a terminal, a line tells of each part that is complete.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(
+        *columns, console=console, refresh_per_second=REFRESHES_PER_S, disable=not console.is_terminal
+    ) as progress:
+        tasks = {
+            name: progress.add_task(f"{target}: {name}", total=steps, start=False) for name, steps in parts.items()
+        }
+        left = dict(parts)
+
+        def advance(part: str) -> None:
+            progress.start_task(tasks[part])
+            progress.advance(tasks[part])
+            left[part] -= 1
+            if not left[part] and not console.is_terminal:
+                console.print(f"{target}: {part} done")
+
+        yield advance

@@ -11,7 +11,7 @@ from types import FrameType
 from rich.console import Console
 
 from loadgen.errors import LoadgenError
-from loadgen.load.corpus import Corpus, python_topics, read_texts
+from loadgen.load.prompts import Corpus, python_topics, read_texts
 from loadgen.report.page import shown_tables, write_outputs
 from loadgen.report.report import Report
 from loadgen.report.tables import to_rich

@@ -1,12 +1,20 @@
-"""What every kind of server has in common."""
+"""What every kind of server has in common, and the data type in which each runs."""
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from loadgen.processes.launch import Launch
+from loadgen.processes.launch import Calibration, Launch, calibrate
+
+ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+AUTO = "auto"
+"""Each in its best type: Djinn and PyTorch in what this machine multiplies fastest, llama.cpp in a quantization."""
+CHOICES = (AUTO, *ELEMENT_BYTES)
+"""What a command line can ask for."""
+
 
 SERVED_NAME = "model"
 """What every peer calls the model, whatever folder it comes from."""
@@ -69,3 +77,29 @@ class Peer(Protocol):
     def launch(self, settings: ServerSettings, port: int) -> Launch:
         """How to start it on the loopback address. Raises `LoadgenError` if it cannot run with these settings."""
         ...
+
+
+def on_cuda() -> bool:
+    """Whether this machine has an NVIDIA GPU with its driver."""
+    return shutil.which("nvidia-smi") is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A data type; `calibration` has the figures that chose it, None where nothing had to be measured."""
+
+    dtype: str
+    calibration: Calibration | None = None
+
+
+def choose_dtype(settings: ServerSettings) -> Choice:
+    """What a server made of PyTorch runs in: the type that is named, or else its fastest on this machine.
+
+    Raises `LoadgenError` if that cannot be measured.
+    """
+    if settings.dtype != AUTO:
+        return Choice(settings.dtype)
+    if on_cuda():
+        return Choice("bfloat16")
+    calibration = calibrate(settings.model, len(settings.cores))
+    return Choice(calibration.dtype, calibration)

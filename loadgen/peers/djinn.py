@@ -1,16 +1,11 @@
 """Djinn itself, as it is installed here, with one of its KV policies."""
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
-from loadgen.peers.base import SERVED_NAME, Say, ServerSettings
-from loadgen.peers.cuda import on_cuda
-from loadgen.peers.dtype_choice import choose_dtype
-from loadgen.peers.dtypes import AUTO
-from loadgen.processes.folders import checkpoint_folder
-from loadgen.processes.launch import Launch, flatten
+from loadgen.peers.base import AUTO, SERVED_NAME, Say, ServerSettings, choose_dtype, on_cuda
+from loadgen.processes.launch import Launch, checkpoint_folder, flatten
 from loadgen.targets.base import WITH_SIGNALS, WITH_TOOLS
 
 PACKAGES = ("djinn-server", "torch", "transformers", "numba", "numpy")
@@ -26,11 +21,10 @@ def djinn_launch(flags: dict[str, str]) -> Launch:
 
 @dataclass(frozen=True, slots=True)
 class DjinnPeer:
-    """Djinn with its defaults but for `policy` and `flags`, and in no state folder that an operator uses."""
+    """Djinn with its defaults but for `policy`, and in no state folder that an operator uses."""
 
     name: str
     policy: str
-    flags: Mapping[str, str] = field(default_factory=dict)
     tools: bool = False
     """Whether its agents are chats with tools."""
     signals: bool = True
@@ -66,7 +60,7 @@ class DjinnPeer:
             flags["--kv-device"] = f"1x{settings.kv_tokens}"
         if settings.dtype == AUTO and choice.dtype == "bfloat16" and not on_cuda():
             flags["--matmul-precision"] = choice.dtype
-        launch = replace(djinn_launch({**flags, **self.flags}), calibration=choice.calibration)
+        launch = replace(djinn_launch(flags), calibration=choice.calibration)
         return replace(launch, command=[*launch.command, "--bind-by-prefix"]) if self.tools else launch
 
     def versions(self) -> dict[str, str]:

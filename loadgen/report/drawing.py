@@ -19,7 +19,7 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from matplotlib.typing import RcKeyType
 
-from loadgen.report.charts import Chart
+from loadgen.report.report import Chart
 from loadgen.report.tables import Row, Table
 
 WIDTH_IN, HEIGHT_IN = 5.0, 3.4

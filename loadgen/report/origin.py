@@ -13,9 +13,8 @@ from typing import Literal
 import psutil
 
 from loadgen.errors import LoadgenError
-from loadgen.load.corpus import Corpus
-from loadgen.processes.calibration import Calibration
-from loadgen.processes.processor import NO_FLAGS, processor_flags
+from loadgen.load.prompts import Corpus
+from loadgen.processes.launch import NO_FLAGS, Calibration, processor_flags
 from loadgen.targets import TargetSpec
 
 PACKAGES = ("djinn-server", "httpx", "numpy", "torch", "transformers")

@@ -9,13 +9,10 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader
 
-from loadgen.report.charts import Chart
 from loadgen.report.drawing import to_png, to_svg
-from loadgen.report.failures import failure_table
-from loadgen.report.figures import Figure
 from loadgen.report.origin import Server, require_same_flags
-from loadgen.report.report import Report, result_path, write_report
-from loadgen.report.tables import Cell, Row, Table, figure_table, mark
+from loadgen.report.report import Chart, Report, failure_table, result_path, write_report
+from loadgen.report.tables import Cell, Figure, Row, Table, figure_table, mark
 
 TARGETS = "Targets"
 

@@ -1,22 +1,113 @@
-"""The result of an experiment: what every one has in common, how its file is named, written, and read back."""
+"""The result of an experiment: what every one has in common, its charts and what failed in it, how its file is named,
+written, and read back.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
+from client import DjinnError
 from loadgen.errors import LoadgenError
-from loadgen.report.charts import Chart
-from loadgen.report.failures import Failure
-from loadgen.report.figures import Figure, Outcome
 from loadgen.report.origin import Machine, Server, Texts, machine, versions
-from loadgen.report.tables import Table
+from loadgen.report.tables import Cell, Figure, Outcome, Row, Table
+
+Kind = Literal["lines", "steps", "cdf", "bars", "stack", "areas"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Columns `x` and `y` of the table of that title, in a colour for each value of column `by`, of the rows that have
+    all values of `where`. `cdf` draws the shares of `x` alone; `bars` and `stack` have a group for each value of `x`.
+
+    `levels` are horizontal lines with their names, `marks` thin vertical ones.
+    """
+
+    title: str
+    caption: str
+    kind: Kind
+    table: str
+    x: str
+    y: str = ""
+    by: str = ""
+    where: Mapping[str, Cell] = field(default_factory=dict)
+    x_label: str = ""
+    y_label: str = ""
+    log_x: bool = False
+    log_y: bool = False
+    levels: Mapping[str, float] = field(default_factory=dict)
+    marks: Sequence[float] = ()
+
+    @property
+    def slug(self) -> str:
+        """The title as a part of a file's name."""
+        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
+
+    def rows(self, tables: Sequence[Table]) -> list[Row]:
+        """What is drawn; empty where there is nothing to see."""
+        needed = (self.x,) if self.kind == "cdf" else (self.x, self.y)
+        return [
+            row
+            for table in tables
+            if table.title == self.table
+            for row in table.rows
+            if all(row.get(name) == value for name, value in self.where.items())
+            and all(row.get(name) is not None for name in needed)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A part that could not be measured to its end. `kind` is the name of the error's class."""
+
+    part: str
+    kind: str
+    message: str
+
+
+class Findings(Protocol):
+    """What was seen, which may have been ended early."""
+
+    interrupted: bool
+
+
+@contextmanager
+def noting(part: str, failures: list[Failure]) -> Iterator[None]:
+    """Write down an error of the block, and go on behind it."""
+    try:
+        yield
+    except (DjinnError, LoadgenError, OSError) as error:
+        failures.append(Failure(part, type(error).__name__, str(error)))
+
+
+@contextmanager
+def ending_early(findings: Findings) -> Iterator[None]:
+    """Take a Ctrl-C for the end of the block: what was seen until then is a result."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        findings.interrupted = True
+
+
+def failure_table(failures: Sequence[Failure], *, interrupted: bool) -> Table:
+    """What could not be measured, and how many times; without rows if all was."""
+    found: list[Row] = [
+        {"part": each.part, "error": each.kind, "message": each.message, "times": count}
+        for each, count in Counter(failures).items()
+    ]
+    early = {"part": "the run", "error": "interrupted", "message": "what is shown is what was measured until then"}
+    return Table("Not measured to the end", [*found, *([early] if interrupted else [])])
+
 
 SCHEMA_VERSION = 4
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

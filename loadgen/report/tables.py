@@ -1,17 +1,194 @@
-"""Tables of flat rows: made once, shown on a terminal, on a page and in Markdown."""
+"""Figures and the targets that they are held against, and tables of flat rows: made once, shown on a terminal, on a
+page and in Markdown.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import median
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from loadgen.report.figures import Figure, Outcome
-from loadgen.report.text import number
+MIB = 1 << 20
+DIRECTIONS = {"out": "device to host", "in": "host to device", "to_disk": "host to disk", "from_disk": "disk to host"}
+"""What Djinn's own names mean, by which KV moves."""
+
+
+def number(value: float, *, ratio: bool = False, whole: bool = False) -> str:
+    """As many digits as count: three of a ratio behind the point. `whole`: a bound that somebody has chosen."""
+    if float(value).is_integer() and (whole or not ratio or abs(value) >= 1000):
+        return f"{value:,.0f}"
+    if whole:
+        return f"{value:g}"
+    if ratio or abs(value) < 1:
+        return f"{value:.3f}"
+    return f"{value:.2f}" if abs(value) < 100 else f"{value:,.1f}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def three_digits(value: float) -> str:
+    """Such as 0.42, 12.3 and 4,567: no more of them count."""
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def in_bytes(size: float) -> str:
+    """In powers of two."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{three_digits(size)} {unit}"
+        size /= 1024
+    return f"{three_digits(size)} TiB"
+
+
+def in_seconds(seconds: float) -> str:
+    """In microseconds, milliseconds or seconds."""
+    for unit, factor in (("µs", 1e6), ("ms", 1e3)):
+        if seconds * factor < 1000:
+            return f"{three_digits(seconds * factor)} {unit}"
+    return f"{three_digits(seconds)} s"
+
+
+def in_speed(bytes_per_s: float) -> str:
+    """In powers of ten, as links are sold."""
+    for unit, factor in (("kB/s", 1e-3), ("MB/s", 1e-6)):
+        if bytes_per_s * factor < 1000:
+            return f"{three_digits(bytes_per_s * factor)} {unit}"
+    return f"{three_digits(bytes_per_s * 1e-9)} GB/s"
+
+
+def milliseconds(seconds: float | None) -> float | None:
+    """None stays None."""
+    return None if seconds is None else 1000 * seconds
+
+
+def counts(numbers: Mapping[str, int]) -> str:
+    """Such as "RateLimited 3, Timeout 1"; "none" where all are 0."""
+    return ", ".join(f"{name} {number:,}" for name, number in numbers.items() if number) or "none"
+
+
+def duration(seconds: float) -> str:
+    """Such as 4:05 or 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The middle of `count` values, and the two ends, or the bounds of what the middle may be."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """Of the values that there are; None if there are none."""
+        known = [value for value in values if value is not None]
+        return cls.over(known) if known else None
+
+    @classmethod
+    def over(cls, values: Sequence[float]) -> Spread:
+        """Of all of them. Raises ValueError if there are none."""
+        return cls(median(values), min(values), max(values), len(values))
+
+    def scaled(self, factor: float) -> Spread:
+        """In another unit."""
+        return Spread(self.median * factor, self.low * factor, self.high * factor, self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The bound that a median has to keep, itself included."""
+
+    bound: float
+    at_least: bool = False
+
+    def is_met(self, value: float) -> bool:
+        """Whether `value` is on the right side of the bound."""
+        return value >= self.bound if self.at_least else value <= self.bound
+
+
+class Outcome(StrEnum):
+    """Whether a figure is what it should be."""
+
+    MET = "met"
+    MISSED = "missed"
+    UNDECIDED = "within the noise"
+    UNKNOWN = "not measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure. `unit` is `×` for a ratio. `by` says of what it is, such as which target; `target` is None for what
+    is only reported. Without a `spread` it could not be measured.
+    """
+
+    name: str
+    unit: str
+    spread: Spread | None
+    target: Target | None = None
+    by: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """None without a target. Within the noise: the target is missed, but lies within the bounds."""
+        if self.target is None:
+            return None
+        if self.spread is None:
+            return Outcome.UNKNOWN
+        if self.target.is_met(self.spread.median):
+            return Outcome.MET
+        best = self.spread.high if self.target.at_least else self.spread.low
+        return Outcome.UNDECIDED if self.target.is_met(best) else Outcome.MISSED
+
+    @property
+    def value(self) -> str:
+        """The median and its bounds, to be read."""
+        if self.spread is None:
+            return ""
+        shown = [
+            number(each, ratio=self.unit == "×") for each in (self.spread.median, self.spread.low, self.spread.high)
+        ]
+        return f"{shown[0]} {self.unit}".strip() + ("" if shown[1] == shown[2] else f" [{shown[1]}, {shown[2]}]")
+
+    @property
+    def wanted(self) -> str:
+        """The target, to be read."""
+        if self.target is None:
+            return ""
+        sign = "≥" if self.target.at_least else "≤"
+        return f"{sign} {number(self.target.bound, ratio=self.unit == '×', whole=True)} {self.unit}".strip()
+
+
+By = Mapping[str, str]
+_WHOLE: By = {}
+
+
+def exact(name: str, unit: str, value: float | None, target: Target | None = None, by: By = _WHOLE) -> Figure:
+    """A figure of one value; None: it could not be measured."""
+    return Figure(name, unit, None if value is None else Spread(value, value, value, 1), target, by)
+
+
+def all_of(name: str, right: int, whole: int, by: By = _WHOLE) -> Figure:
+    """So many of the whole, where all should be; of nothing it is not measured."""
+    return exact(name, f"of {whole:,}", right if whole else None, Target(whole, at_least=True), by)
+
+
+def none_of(name: str, count: int, by: By = _WHOLE) -> Figure:
+    """How many there are of what should not be."""
+    return exact(name, "", count, Target(0), by)
+
+
+def some(name: str, count: int, least: int = 1, by: By = _WHOLE) -> Figure:
+    """How many there are of what there should be at least so many of."""
+    return exact(name, "", count, Target(least, at_least=True), by)
+
 
 Cell = str | int | float | bool | None | Sequence[float]
 Row = Mapping[str, Cell]
@@ -32,11 +209,6 @@ class Table:
     rows: Sequence[Row]
     note: str = ""
     shown: bool = True
-
-    @classmethod
-    def of(cls, title: str, header: Sequence[str], rows: Iterable[Sequence[Cell]], note: str = "") -> Table:
-        """With these columns."""
-        return cls(title, [dict(zip(header, row, strict=True)) for row in rows], note)
 
     @property
     def header(self) -> list[str]:

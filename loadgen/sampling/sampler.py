@@ -1,19 +1,46 @@
-"""Samples of one server, on a clock of their own that starts with the run."""
+"""Samples of one server and of what its processes use, on a clock of their own that starts with the run."""
 
 import asyncio
 import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import psutil
 
 from client import DjinnError
 from loadgen.load.records import Sample, ServerTotals
-from loadgen.sampling.djinn import DjinnReader
-from loadgen.sampling.processes import ProcessUse, process_use
-from loadgen.sampling.prometheus import PrometheusReader
-from loadgen.sampling.reading import Reader, Reading
+from loadgen.sampling.readers import DjinnReader, PrometheusReader, Reader, Reading
 from loadgen.targets import TargetSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """CPU seconds since they began, and bytes of resident memory, shared pages counted in each process."""
+
+    cpu_s: float
+    rss_bytes: int
+
+
+def process_use(pid: int) -> ProcessUse | None:
+    """What process `pid` and all below it use; None if it is gone.
+
+    Children that have ended count through their parent, which has waited for them.
+    """
+    try:
+        root = psutil.Process(pid)
+        tree = [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return None
+    cpu_s, rss_bytes = 0.0, 0
+    for process in tree:
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied), process.oneshot():
+            times = process.cpu_times()
+            cpu_s += times.user + times.system + times.children_user + times.children_system
+            rss_bytes += process.memory_info().rss
+    return ProcessUse(cpu_s, rss_bytes)
+
 
 INTERVAL_S = 0.5
 

@@ -1,8 +1,9 @@
-"""What the runner needs of a server."""
+"""What the runner needs of a server, and how a target comes to be up while it is measured."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,10 +13,10 @@ from client.calls import Call
 from client.edge import DEFAULT_TIMEOUT_S, Connection
 from client.transport import AsyncTransport, Trace
 from loadgen.errors import LoadgenError
+from loadgen.load.clocks import TurnClock
 from loadgen.load.prompts import TokenIds
 from loadgen.load.records import TurnCost
-from loadgen.load.turn_clock import TurnClock
-from loadgen.processes.calibration import Calibration
+from loadgen.processes.launch import Calibration
 
 WITH_TOOLS = "+tools"
 """Ends the name of a model whose agents call tools."""
@@ -183,3 +184,40 @@ def check_context(spec: TargetSpec, models: tuple[_Model, ...], tokens: int) -> 
     room = wanted[0].max_model_len
     if room is not None and tokens > room:
         raise LoadgenError(f"the last turn ends at {tokens} tokens, but target {spec.name} has room for {room}")
+
+
+class Access(Protocol):
+    """One target that is to be measured, once or several times."""
+
+    @property
+    def name(self) -> str:
+        """What the target is called in the report."""
+        ...
+
+    @property
+    def running(self) -> TargetSpec | None:
+        """Where the target is if it is up all the while; None if `reach` starts it."""
+        ...
+
+    def reach(self) -> AbstractAsyncContextManager[TargetSpec]:
+        """A block in which the target is up. Raises `LoadgenError` if it does not come up."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTarget:
+    """A server that the load generator neither started nor stops."""
+
+    spec: TargetSpec
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def running(self) -> TargetSpec:
+        return self.spec
+
+    @asynccontextmanager
+    async def reach(self) -> AsyncIterator[TargetSpec]:
+        yield self.spec

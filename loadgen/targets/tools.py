@@ -14,13 +14,13 @@ from client import AsyncSession, AsyncSessions
 from client.calls import Call
 from client.edge import mapped_errors
 from client.errors import InvalidAnswer, StreamBroken
+from loadgen.load.clocks import TurnClock, Wire
 from loadgen.load.prompts import TokenIds
 from loadgen.load.records import TurnCost
-from loadgen.load.turn_clock import TurnClock, Wire
 from loadgen.load.workload import Signals
 from loadgen.targets.base import MODELS, TargetSpec, check_context, tokenize_call
-from loadgen.targets.completion import CompletionEnd, read_chunk
 from loadgen.targets.djinn import signal_leave, signal_return
+from loadgen.targets.openai import CompletionEnd, read_chunk
 
 TOOL_NAME = "note"
 CALL_TOKENS = 26

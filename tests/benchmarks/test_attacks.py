@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from benchmarks.fairness.attacks import ATTACKS, connections
-from benchmarks.fairness.attacks.base import Model, Target
-from benchmarks.fairness.victim import ANSWER, Victim
+from benchmarks.fairness import attacks
+from benchmarks.fairness.attacks import ATTACKS, Model, Target
+from benchmarks.fairness.runner import ANSWER, Victim
 from tests.serving import serve
 
 # An attacker that is cancelled leaves connections behind.
@@ -43,7 +43,7 @@ def _no_garbage_is_left() -> Iterator[None]:
 def few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the server and its clients share the descriptors of one process."""
     for name in ("HALF_HEADERS", "IDLE", "UNREAD"):
-        monkeypatch.setattr(connections, name, 30)
+        monkeypatch.setattr(attacks, name, 30)
 
 
 @pytest.mark.usefixtures("few_connections")

@@ -16,18 +16,13 @@ import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from benchmarks.gpu_check.child import run_stage
-from benchmarks.gpu_check.context import StageContext
+from benchmarks.gpu_check.journal import Journal, Outcome, StageContext, StageRecord, read_journal
 from benchmarks.gpu_check.overlay import ROOT
 from benchmarks.gpu_check.plan import FULL, TINY
-from benchmarks.gpu_check.processes import run_for
-from benchmarks.gpu_check.program import run_check, write_page_of
-from benchmarks.gpu_check.reports.journal import Journal, Outcome, StageRecord, read_journal
-from benchmarks.gpu_check.reports.record import Run, describe_run, read_run
-from benchmarks.gpu_check.runner import Budget, run_stages
-from benchmarks.gpu_check.stage_list import STAGES
-from benchmarks.gpu_check.stages import cuda_tests
-from loadgen.report.figures import Figure
+from benchmarks.gpu_check.record import Run, describe_run, read_run
+from benchmarks.gpu_check.running import STAGES, Budget, run_check, run_for, run_stage, run_stages, write_page_of
+from benchmarks.gpu_check.stages import machine
+from loadgen.report.tables import Figure
 from tests.release.test_setup import PYTEST, WITHOUT
 
 ENGINE_STAGES = [stage.name for stage in STAGES if stage.name not in ("vllm", "cuda_tests")]
@@ -35,7 +30,7 @@ ENGINE_STAGES = [stage.name for stage in STAGES if stage.name not in ("vllm", "c
 
 def check(folder: Path, *stages: str) -> Run:
     """A run of these stages, read back from its file."""
-    options = Namespace(tiny=True, only=list(stages), profile=[], output=folder, time_limit=280.0)
+    options = Namespace(tiny=True, cpu=False, only=list(stages), profile=[], output=folder, time_limit=280.0)
     assert run_check(options)
     (data,) = folder.glob("gpu-check-*.json")
     return read_run(data)
@@ -90,7 +85,7 @@ def test_the_record_says_what_was_run_and_a_page_can_be_drawn_later(tmp_path: Pa
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_where_there_is_no_gpu_nothing_is_tried(tmp_path: Path) -> None:
-    options = Namespace(tiny=False, only=[], profile=[], output=tmp_path / "results", time_limit=280.0)
+    options = Namespace(tiny=False, cpu=False, only=[], profile=[], output=tmp_path / "results", time_limit=280.0)
     with pytest.raises(SystemExit, match="no CUDA device"):
         run_check(options)
     assert not options.output.exists()
@@ -120,10 +115,10 @@ def test_elsewhere(): pytest.skip("no")
 @pytest.mark.long
 def test_each_end_of_a_cuda_test_is_counted_and_failures_are_named(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda: needs one\n")
-    (tmp_path / "test_some.py").write_text(TESTS.format(mark=cuda_tests.MARK))
+    (tmp_path / "test_some.py").write_text(TESTS.format(mark=machine.MARK))
     with (tmp_path / "journal").open("w") as file:
         context = StageContext(FULL, Journal(file, has_targets=True), time.monotonic() + 60, tmp_path)
-        cuda_tests.report(context, cuda_tests.run_tests(["test_some.py"], tmp_path, 60))
+        machine.report(context, machine.run_tests(["test_some.py"], tmp_path, 60))
     record = read(tmp_path / "journal")
     assert [median_of(figure) for figure in record.figures] == [1, 1, 1]
     assert record.notes == ["Failed: test_some::test_wrong"]
@@ -157,7 +152,7 @@ def left_at_home() -> set[str]:
 
 
 BARE = WITHOUT.replace("{left_out}", repr(left_at_home()))
-MODULES = [*(stage.module for stage in STAGES), "app.main", "app.web.server", "benchmarks.gpu_check.program"]
+MODULES = [*(stage.module for stage in STAGES), "app.main", "app.web.server", "benchmarks.gpu_check.running"]
 PLUGINS = ("--disable-plugin-autoload", "-p", "pytest_asyncio.plugin", "-p", "pytest_timeout")
 """Those that travel."""
 
@@ -171,10 +166,10 @@ def run_python(code: str, *arguments: str) -> str:
 
 @pytest.mark.long
 def test_server_stages_and_cuda_tests_need_no_package_that_only_a_cpu_needs() -> None:
-    files = cuda_tests.find_files()
+    files = machine.find_files()
     assert files
     imports = f"import importlib\nfor name in {MODULES}: importlib.import_module(name)\n"
-    run_python(BARE + imports + PYTEST, "--collect-only", *cuda_tests.OPTIONS, *PLUGINS, *files)
+    run_python(BARE + imports + PYTEST, "--collect-only", *machine.OPTIONS, *PLUGINS, *files)
 
 
 def test_what_a_stage_lacks_is_said_by_name(tmp_path: Path) -> None:

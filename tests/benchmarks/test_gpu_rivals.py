@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 import triton
 
-from benchmarks.gpu_check.context import StageContext
+from benchmarks.gpu_check.journal import Journal, StageContext, StageRecord, read_journal
 from benchmarks.gpu_check.plan import TINY
-from benchmarks.gpu_check.reports.journal import Journal, StageRecord, read_journal
-from benchmarks.gpu_check.rivals.vllm import SERVED
-from benchmarks.gpu_check.stages.density import run_beside
-from benchmarks.gpu_rivals.fatbin import keep_architecture
+from benchmarks.gpu_check.stages.agents import SERVED, run_beside
+from benchmarks.gpu_rivals.packing import keep_architecture
 from loadgen.peers.djinn import djinn_launch
 from loadgen.processes.launch import Launch
 

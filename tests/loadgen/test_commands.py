@@ -9,9 +9,9 @@ from jsonschema import Draft202012Validator
 
 from docs.site.loadgen_page import loadgen_page
 from loadgen.cli import COMMANDS, main, make_parser
-from loadgen.everything.stages import STAGES, Stage
+from loadgen.everything import STAGES, Stage
 from loadgen.experiments.density.rows import LATENCIES
-from loadgen.targets.subject import HISTOGRAMS
+from loadgen.targets.djinn import HISTOGRAMS
 
 DOCS = Path(__file__).parents[2] / "docs"
 FLAG = r"--[a-z][a-z-]*"
@@ -83,8 +83,8 @@ def test_a_mistake_is_one_line(arguments: tuple[str, ...], says: str, capsys: py
         (["kv", "--target", "vllm"], "this experiment cannot measure vllm, only djinn, djinn+lru, djinn+none"),
         (["density", *UP, "--target", "vllm"], "vllm is not installed: python -m loadgen peers install vllm"),
         (["kv", *UP, "--model=m"], "--model is for servers that are started for the run, and all targets are up"),
-        (["resume-latency", *UP, "--model=/nowhere"], "no model in /nowhere"),
-        (["resume-latency", *UP, "--model=/nowhere", "--kv=2x64"], "--kv is for servers that are started"),
+        (["kv", "--target=djinn", "--model=/nowhere"], "no model in /nowhere"),
+        (["kv", *UP, "--kv=2x64"], "--kv is for servers that are started"),
         (["all", "--only", "density,speed"], "there is no experiment 'speed' for --only, only density, capacity,"),
         (["all", "--rivals", "vllm,nobody"], "there is no peer 'nobody'"),
     ],

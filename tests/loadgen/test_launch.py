@@ -19,9 +19,8 @@ from loadgen.load.records import ServerTotals
 from loadgen.peers.djinn import djinn_launch
 from loadgen.processes.launch import Launch, without_folders
 from loadgen.sampling import Sampler, sampling
-from loadgen.sampling.processes import process_use
-from loadgen.sampling.prometheus import read_metrics
-from loadgen.sampling.sampler import INTERVAL_S
+from loadgen.sampling.readers import read_metrics
+from loadgen.sampling.sampler import INTERVAL_S, process_use
 from loadgen.targets import TargetSpec
 from tests.loadgen.stubs import serving
 

@@ -17,12 +17,9 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.trainers import WordLevelTrainer
 
 from loadgen.errors import LoadgenError
-from loadgen.load.arrivals import Arrivals, arrival_times
-from loadgen.load.corpus import Corpus, python_topics, read_texts
-from loadgen.load.prompts import TokenIds, Tokenize, cut_prompts, fingerprint
-from loadgen.load.think import LogNormal
+from loadgen.load.prompts import Corpus, TokenIds, Tokenize, cut_prompts, fingerprint, python_topics, read_texts
 from loadgen.load.trace import AgentPlan, Trace, TurnPlan, read_trace, write_trace
-from loadgen.load.workload import Replay, Workload, plan_trace
+from loadgen.load.workload import Arrivals, LogNormal, Replay, Workload, arrival_times, plan_trace
 
 
 def earlier_turns(trace: Trace) -> list[TurnPlan]:

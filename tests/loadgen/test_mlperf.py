@@ -8,6 +8,8 @@ import httpx
 import pytest
 
 from loadgen.cli import main
+from loadgen.experiments.mlperf import CALLS, LEVELS
+from tests.loadgen.experiments.conftest import result
 from tests.serving import serve
 
 MODEL = "tiny-llama"
@@ -33,23 +35,33 @@ def write_trace(path: Path, *conversations: tuple[str, list[dict[str, Any]]]) ->
 
 
 def test_each_conversation_is_replayed_in_its_session_with_its_delays(tmp_path: Path) -> None:
-    trace, output = write_trace(tmp_path / "t.jsonl", ("one", ROWS), ("two", ROWS[::-1])), tmp_path / "figures.json"
-    asked = ["--max-tokens", "4", "--output", str(output), "--salt", "--dataset", str(trace)]
+    trace = write_trace(tmp_path / "t.jsonl", ("one", ROWS), ("two", ROWS[::-1]))
+    asked = ["--max-tokens", "4", "--dataset", str(trace)]
     with serve() as url, httpx.Client(base_url=url) as http:
         replay = ["mlperf", "--target", f"djinn={url}#{MODEL}", *asked]
-        assert main([*replay, "--trajectories", "3", "--concurrency", "2"]) == 0
-        figures = json.loads(output.read_text())
-        assert (figures["turns"], figures["failed"], figures["completion_tokens"]) == (6, 0, 24)
-        assert figures["cached_share"] > 0.3, "of the second call, what the first one had"
-        assert figures["duration_s"] > 0.8, "the delays of two conversations, one after the other"
+        first, late, levels = (["--output", str(tmp_path / name)] for name in ("first", "late", "levels"))
+        assert main([*replay, *first, "--salt", "--trajectories", "3", "--concurrency", "2"]) == 0
+        report = result(tmp_path / "first", "Conversations at a time")
+        [row] = report.rows(LEVELS)
+        assert (row["calls"], row["failed"], len(report.rows(CALLS))) == (6, 0, 6)
+        assert sum(call["completion_tokens"] for call in report.rows(CALLS)) == 24
+        assert row["prompt tokens cached, %"] > 30, "of the second call, what the first one had"
+        assert row["seconds"] > 0.8, "the delays of two conversations, one after the other"
         names = [http.get("/v1/sessions", params={"name": name}).json()["data"] for name in ("one", "two")]
         again = http.get("/v1/sessions", params={"name": "one__repeat_2"}).json()["data"]
         assert [len(found) for found in (*names, again)] == [1, 1, 1]
         told = http.post("/tokenize", json={"messages": [{"role": "system", "content": "Be brief."}]}).json()["count"]
         assert again[0]["usage"]["prompt_tokens"] > 2 * told, "with its salt"
-        assert main([*replay, "--turn-timeout-s", "0.000001"]) == 1
-        figures = json.loads(output.read_text())
-        assert (figures["turns"], figures["failed"], figures["left_out"]) == (0, 2, 2)
+        assert main([*replay, *late, "--turn-timeout-s", "0.000001"]) == 1
+        assert [row["failed"] for row in result(tmp_path / "late").rows(LEVELS)] == [2]
+        short = ["--fit", "260", "--characters-per-token", "1", "--plain", "--exact", "--delay-scale", "0"]
+        assert main([*replay, *levels, *short, "--concurrency", "1,2"]) == 0
+        report = result(tmp_path / "levels")
+        assert [(row["at once"], row["calls"]) for row in report.rows(LEVELS)] == [(1, 4), (2, 4)]
+        assert all(call["completion_tokens"] == 4 for call in report.rows(CALLS))
+        firsts = [call for call in report.rows(CALLS) if call["call"] == 0]
+        assert all(call["cached_tokens"] < call["prompt_tokens"] / 2 for call in firsts), "levels share no prefix"
+    assert len(list((tmp_path / "levels").glob("*.png"))) == 4
 
 
 @pytest.mark.parametrize(

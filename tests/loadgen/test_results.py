@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from loadgen.errors import LoadgenError
-from loadgen.report.charts import Chart
-from loadgen.report.figures import Figure, Spread, Target, all_of, exact
 from loadgen.report.page import write_outputs
-from loadgen.report.report import Report, read_report, write_report
-from loadgen.report.tables import Row, Table, pivot, to_markdown
+from loadgen.report.report import Chart, Report, read_report, write_report
+from loadgen.report.tables import Figure, Row, Spread, Table, Target, all_of, exact, pivot, to_markdown
 
 NAMES = ("djinn & co", "<script>", "$5 a_b", "_hidden")
 POINTS: list[Row] = [{"of": n, "x": x, "y": x * place} for place, n in enumerate(NAMES) for x in (1.0, 2.0)]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.load.measurement import Measurement
 from loadgen.load.records import Failure, Run, SignalRecord, TurnCost, TurnRecord
+from loadgen.load.workload import Measurement
 from loadgen.stats import Distribution, Goodput, Summary, summarize
 
 PLAIN = Measurement()

@@ -17,13 +17,12 @@ from starlette.responses import JSONResponse, StreamingResponse
 
 import client
 from loadgen.errors import LoadgenError
-from loadgen.load.turn_clock import TurnClock
+from loadgen.load.clocks import TurnClock
 from loadgen.load.workload import Signals
 from loadgen.targets import OpenAITarget, TargetSpec, ToolTarget, connect
 from loadgen.targets.base import WITH_SIGNALS, WITH_TOOLS
-from loadgen.targets.dialects import LlamaCppDialect, OpenAIDialect
-from loadgen.targets.histogram import Bucket, between, quantile, read_buckets
-from loadgen.targets.llamacpp_completion import LlamaCppDecoder
+from loadgen.targets.djinn import Bucket, between, quantile, read_buckets
+from loadgen.targets.openai import LlamaCppDecoder, LlamaCppDialect, OpenAIDialect
 from loadgen.targets.tools import ToolCallDecoder
 from tests.loadgen.stubs import serving
 from tests.openai.conftest import MODEL

@@ -1,24 +1,30 @@
-"""More sessions than the device holds: all of them end, and say what they would have said alone."""
+"""More sessions than the device holds: all of them end, and say what they would have said alone. And what pausing,
+restoring and steering cost, and what breakpoints cost those that have none.
+"""
 
 import time
 from functools import partial
 from random import Random
 
+import numpy as np
+
 from app.domain.values import Phase
+from app.gpu.models.base import LayerStack
 from app.messages import TurnFinished
-from benchmarks.engine.away import random_tokens
-from benchmarks.engine.live import LiveEngine, LiveTurn
-from benchmarks.engine.loading import load
-from benchmarks.gpu_check.context import StageContext
+from benchmarks.engine.decoding import DecodeBench, PauseBench
+from benchmarks.engine.live import LiveEngine, LiveTurn, random_tokens
+from benchmarks.engine.loading import FEW, WatchedStack, build, load, load_layers
+from benchmarks.gpu_check.journal import StageContext
 from benchmarks.gpu_check.plan import SessionsPlan
-from loadgen.report.figures import Spread, Target
+from benchmarks.measuring import middle_half, ratio_of_medians
+from loadgen.report.tables import Spread, Target
 
 ALL = Target(1.0, at_least=True)
 NONE = Target(0.0)
 LEAST_S = 6.0
 
 
-def run(context: StageContext) -> None:
+def stage_sessions(context: StageContext) -> None:
     """Every session's first turn, then every session's second, then some of them again, alone.
 
     The engine is batch invariant: only then can tokens be compared that were computed in different company.
@@ -114,3 +120,72 @@ def _check(context: StageContext, live: LiveEngine, plan: SessionsPlan, crowd: C
     if checked:
         context.journal.fact("answers compared", f"{checked}, with {same} equal")
         context.journal.value("Answers equal to those of a session alone", "×", same / checked, ALL)
+
+
+KINDS = ("plain", "again", "unarmed", "unmatched", "beside_paused", "beside_armed", "steered")
+TAKEN_MS = Target(0.1)
+FEWEST_ROUNDS = 2
+
+
+def stage_breakpoints(context: StageContext) -> None:
+    """Restores first: they take a second."""
+    stack = load_layers(context, context.plan.breakpoints.model)
+    _measure_restores(context, stack)
+    _measure_overheads(context, stack)
+
+
+def _measure_restores(context: StageContext, stack: LayerStack) -> None:
+    plan, random = context.plan.breakpoints, Random(0)
+    watched, tokens = WatchedStack(stack, context.device), plan.prefill_tokens
+    settings = {"kv_device": f"2x{tokens + 256}", "kv_policy": "none", "max_step_tokens": tokens}
+    with build(context, plan.model, watched, max_running=FEW, **settings) as live:
+        bench = PauseBench(live, watched, lambda count: random_tokens(random, count))
+        decode = bench.in_decode(plan.restores, plan.prompt_tokens)
+        prefill = bench.in_prefill(plan.restores // 2, tokens)
+    for name, pauses in (("a decode pass", decode), (f"a prompt of {tokens} tokens", prefill)):
+        milliseconds = [each.restore_s * 1e3 for each in pauses]
+        context.journal.samples(f"restores of {name}, ms", milliseconds)
+        label = f"Checkpoint of {name} restored, from `Resume` to the first layer"
+        context.journal.figure(f"{label}, p50", "ms", middle_half(milliseconds), Target(plan.restored_ms))
+        context.journal.value(f"{label}, p99", "ms", float(np.quantile(milliseconds, 0.99)))
+        taken, saved = ([1e3 * getattr(each, part) for each in pauses] for part in ("dispatch_s", "save_s"))
+        context.journal.figure(f"`Resume` taken in {name}, p50", "ms", middle_half(taken), TAKEN_MS)
+        context.journal.figure(f"Checkpoint of {name} saved, p50", "ms", middle_half(saved))
+
+
+def _measure_overheads(context: StageContext, stack: LayerStack) -> None:
+    """As many rounds as there is time for."""
+    plan = context.plan.breakpoints
+    room = f"{plan.width + 2}x{plan.prompt_tokens + plan.steps + 32}"
+    rounds: list[dict[str, float]] = []
+    with build(context, plan.model, stack, max_running=plan.width + 1, kv_device=room, kv_policy="none") as live:
+        bench = DecodeBench(live, width=plan.width, prompt_tokens=plan.prompt_tokens, steps=plan.steps)
+        bench.round(*KINDS)  # not kept
+        while len(rounds) < max(plan.rounds, FEWEST_ROUNDS):
+            if len(rounds) >= FEWEST_ROUNDS and context.left_s < LEAST_S:
+                break
+            rounds.append(bench.round(*KINDS))
+    _report_overheads(context, rounds)
+
+
+def _report_overheads(context: StageContext, rounds: list[dict[str, float]]) -> None:
+    journal, width, unarmed = context.journal, context.plan.breakpoints.width, Target(context.plan.breakpoints.unarmed)
+    for kind in KINDS:
+        journal.samples(f"{kind}, tok/s", [each[kind] for each in rounds])
+    plain = middle_half([each["plain"] for each in rounds])
+    journal.figure(f"Decode of {width} sessions without breakpoints", "tok/s", plain)
+    noise = _ratio(rounds, "again")
+    worst = max(noise.high, 1 / noise.low)
+    journal.figure("The same again / without: the noise", "×", noise)
+    journal.figure("Time with breakpoints taken again / without", "×", _ratio(rounds, "unarmed"), unarmed)
+    never = unarmed if context.device == "cpu" else None
+    journal.figure("Time with breakpoints that never match / without", "×", _ratio(rounds, "unmatched"), never)
+    journal.figure("Time beside a paused session / alone", "×", _ratio(rounds, "beside_paused"), unarmed)
+    journal.figure("Time beside an armed one in the batch / without", "×", _ratio(rounds, "beside_armed"))
+    journal.figure("Time steered / not, against the noise", "×", _ratio(rounds, "steered"), Target(worst))
+
+
+def _ratio(rounds: list[dict[str, float]], kind: str) -> Spread:
+    """Of times; the median over rounds, with its 95 % confidence interval."""
+    ratios = [each["plain"] / each[kind] for each in rounds]
+    return ratio_of_medians(ratios, [1.0] * len(ratios))

@@ -10,37 +10,42 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
+from typing import Any
 
 from rich.console import Console
 
 from client import DjinnError
 from loadgen.errors import LoadgenError
-from loadgen.experiments.capacity.plan import CapacityPlan
-from loadgen.experiments.capacity.probing import TPOT, TTFT, Host, Probe, hosting, plan_probe, probe
-from loadgen.experiments.capacity.search import Search
+from loadgen.experiments.capacity.search import (
+    TIERS,
+    TPOT,
+    TTFT,
+    CapacityPlan,
+    Host,
+    Probe,
+    Search,
+    hosting,
+    plan_probe,
+    probe,
+)
 from loadgen.experiments.density.live import WARMS_UP, watching
 from loadgen.experiments.density.rows import raw_tables
 from loadgen.experiments.density.running import ILL, check_running, unusable
-from loadgen.load.corpus import Corpus
-from loadgen.load.describing import agent_in_words, arrivals_in_words
+from loadgen.load.prompts import Corpus
 from loadgen.load.trace import final_tokens
-from loadgen.load.workload import Workload
+from loadgen.load.workload import Workload, agent_in_words, arrivals_in_words
 from loadgen.options.common import add_common, finish, make_output, read_corpus
-from loadgen.options.plan_fields import add_plan_options, read_plan
+from loadgen.options.parser import add_plan_options, read_plan
 from loadgen.options.targets import add_targets, read_targets
-from loadgen.report.charts import Chart
-from loadgen.report.failures import Failure, ending_early
-from loadgen.report.figures import exact
 from loadgen.report.origin import Server, Texts
-from loadgen.report.report import Report
-from loadgen.report.tables import Row, Table
-from loadgen.report.text import counts, duration, milliseconds
+from loadgen.report.report import Chart, Failure, Report, ending_early
+from loadgen.report.tables import Row, Table, counts, duration, exact, milliseconds
 from loadgen.targets import TargetSpec
-from loadgen.targets.access import Access
+from loadgen.targets.base import Access
 
 DECIDED = ("agents", "rate")
 """Options of the load that the search decides."""
-CURVES = "p95 over agents"
+CURVES, RATE = "over agents", "tokens a second of an agent"
 CAPTION = (
     "Over the number of agents, the median of several rounds; the dashed line is the limit. A probe that could only "
     "fail ended early: its point is of the turns until then."
@@ -57,7 +62,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, progress: Console) -> int:
     """Run it, print the figures and write the results; returns the exit code. Raises `LoadgenError`."""
-    plan, corpus = read_plan(options, CapacityPlan, load=read_plan(options, Workload)), read_corpus(options)
+    limits: dict[str, Any] = {}
+    if options.tier is not None:
+        first_s, token_s = TIERS[options.tier]
+        limits = {"slo_ttft_s": first_s, "slo_tpot_s": token_s, "rounds": 3}
+    plan, corpus = read_plan(options, CapacityPlan, load=read_plan(options, Workload), **limits), read_corpus(options)
     targets = read_targets(options, context_tokens=final_tokens(plan.longest))
     make_output(options)
     return finish(asyncio.run(run_capacity(targets, plan, corpus, progress)), options)
@@ -150,7 +159,7 @@ class _TargetSearch:
     async def _probe(self, agents: int) -> Probe:
         findings, work = self._findings, plan_probe(self._plan, agents, self._corpus)
         shown = f"{self._target.name}, probe {len(findings.probes) + 1}, {_agents(agents)} ({findings.so_far})"
-        with watching(self._console, (shown,), work.trace, repeats=1) as view:
+        with watching(self._console, work.trace, repeats=1) as view:
             watched = view.begin(shown, 0)
             watched.says = WARMS_UP
             turn = self._search.round_of(agents)
@@ -183,21 +192,22 @@ def _report(found: Sequence[Findings], plan: CapacityPlan, corpus: Corpus) -> Re
         ),
         charts=tuple(
             Chart(
-                f"p95 of {name}",
+                name.capitalize(),
                 CAPTION,
                 "lines",
                 CURVES,
                 "agents",
-                "seconds",
+                "value",
                 "target",
                 {"figure": what},
                 "agents",
-                "seconds",
+                unit,
                 levels={"limit": limit},
             )
-            for name, what, limit in (
-                ("resumed first tokens", TTFT, plan.slo_ttft_s),
-                ("time per token", TPOT, plan.slo_tpot_s),
+            for name, what, limit, unit in (
+                ("p95 of resumed first tokens", TTFT, plan.slo_ttft_s, "seconds"),
+                ("p95 of time per token", TPOT, plan.slo_tpot_s, "seconds"),
+                ("tokens a second of an agent", RATE, 1 / plan.slo_tpot_s, "tokens/s"),
             )
         ),
         servers=tuple(Server.of(one.spec) for one in found),
@@ -242,6 +252,9 @@ def _probe_rows(found: Sequence[Findings]) -> Iterator[Row]:
                 "per token p50, ms": None if tpot is None else milliseconds(tpot.p50),
                 "per token p95, ms": None if tpot is None else milliseconds(tpot.p95),
                 "tokens/s": summary.tokens_per_s,
+                "tokens/s of an agent": None if tpot is None else 1 / tpot.p50,
+                "prompt tokens cached, %": summary.cached_percent,
+                "tokens recomputed": summary.recomputed_tokens,
                 "turns": f"{summary.turns_completed:,} of {summary.turns_planned:,}",
                 "errors": counts({**summary.turn_errors, **summary.other_errors}).removesuffix("none"),
                 "at once": summary.peak_agents,
@@ -250,13 +263,15 @@ def _probe_rows(found: Sequence[Findings]) -> Iterator[Row]:
 
 
 def _curve_rows(found: Sequence[Findings]) -> Iterator[Row]:
-    """p95 of both figures, in seconds, by target and number of agents."""
+    """Seconds of p95 of both figures, and tokens a second of an agent: by target and number of agents."""
     for one in found:
-        for what in (TTFT, TPOT):
-            rounds: defaultdict[int, list[float]] = defaultdict(list)
-            for each in one.probes:
-                seen = each.summary.ttft_resumed_s if what == TTFT else each.summary.tpot_s
-                if seen is not None:
-                    rounds[each.agents].append(seen.p95)
-            for agents, values in sorted(rounds.items()):
-                yield {"target": one.spec.name, "figure": what, "agents": agents, "seconds": median(values)}
+        rounds: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+        for each in one.probes:
+            ttft, tpot = each.summary.ttft_resumed_s, each.summary.tpot_s
+            if ttft is not None:
+                rounds[TTFT, each.agents].append(ttft.p95)
+            if tpot is not None:
+                rounds[TPOT, each.agents].append(tpot.p95)
+                rounds[RATE, each.agents].append(1 / tpot.p50)
+        for (what, agents), values in sorted(rounds.items()):
+            yield {"target": one.spec.name, "figure": what, "agents": agents, "value": median(values)}

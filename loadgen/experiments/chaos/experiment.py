@@ -14,26 +14,16 @@ from rich.console import Console
 
 from client import AsyncDjinn, DjinnError
 from loadgen.errors import LoadgenError
-from loadgen.experiments.chaos.agent import SessionAgent
-from loadgen.experiments.chaos.chat import TIMEOUT_S, ChatAgent
-from loadgen.experiments.chaos.cluster import keep_moving, look_at
-from loadgen.experiments.chaos.faults import Faults
-from loadgen.experiments.chaos.findings import Findings
-from loadgen.experiments.chaos.hosting import KEYS, Cluster, HostedServer, both, shown
-from loadgen.experiments.chaos.notes import Notes
-from loadgen.experiments.chaos.plan import ChaosPlan
-from loadgen.experiments.chaos.sampling import keep_sampling
-from loadgen.experiments.chaos.twin import Mirror
+from loadgen.experiments.chaos.agents import TIMEOUT_S, ChatAgent, Mirror, SessionAgent
+from loadgen.experiments.chaos.faults import Faults, keep_moving, look_at
+from loadgen.experiments.chaos.hosting import KEYS, Cluster, HostedServer, both, keep_sampling, shown
+from loadgen.experiments.chaos.plan import ChaosPlan, Findings, Notes
 from loadgen.options.common import add_output, finish, make_output, whole_model
-from loadgen.options.plan_fields import add_plan_options, read_plan
-from loadgen.processes.folders import default_model
-from loadgen.report.charts import Chart
-from loadgen.report.failures import ending_early, noting
-from loadgen.report.figures import Figure, Spread, Target, all_of, exact, none_of, some
+from loadgen.options.parser import add_plan_options, read_plan
+from loadgen.processes.launch import default_model
 from loadgen.report.origin import Server
-from loadgen.report.report import Report
-from loadgen.report.tables import Row, Table
-from loadgen.report.text import counts, duration
+from loadgen.report.report import Chart, Report, ending_early, noting
+from loadgen.report.tables import Figure, Row, Spread, Table, Target, all_of, counts, duration, exact, none_of, some
 
 CHAT_EVERY = 4
 """One agent of so many is a client of OpenAI's API."""

@@ -4,6 +4,8 @@ import asyncio
 import hashlib
 import hmac
 import json
+import os
+import re
 import subprocess
 import sys
 import time
@@ -15,13 +17,15 @@ import httpx
 import psutil
 
 from loadgen.errors import NotAsMeant
-from loadgen.experiments.chaos.plan import ChaosPlan
+from loadgen.experiments.chaos.plan import ChaosPlan, Notes
 from loadgen.peers.base import SERVED_NAME
 from loadgen.peers.djinn import PACKAGES, djinn_launch
 from loadgen.peers.serving import log_file
 from loadgen.processes.launch import ROOT, Launch, flatten, without_folders
 from loadgen.processes.process import START_TIMEOUT_S, ServerFailedError, free_port, log_tail, spawn, stop_server
 from loadgen.report.origin import Server, versions
+from loadgen.report.tables import MIB, Row
+from loadgen.sampling.sampler import process_use
 
 KEYS = ("chaos-one", "chaos-two")
 """Of the agents' tenants."""
@@ -246,3 +250,63 @@ def shown(server: HostedServer, model: str, folder: Path) -> Server:
     """What may be published of the server, whose state was below `folder`."""
     launch = without_folders(server.launch, [ROOT, Path(model).parent, folder])
     return Server("djinn", server.url, "djinn", None, launch.as_words(), versions(PACKAGES))
+
+
+PERIOD_S = 1.0
+SAMPLE_TIMEOUT_S = 2.0
+SESSIONS = re.compile(r"^djinn_sessions (\d+)", re.MULTILINE)
+
+
+async def keep_sampling(server: HostedServer, notes: Notes) -> None:
+    """A sample every second, until cancelled. None is taken while there is no server."""
+    async with httpx.AsyncClient(timeout=SAMPLE_TIMEOUT_S, headers=bearer(WATCHER)) as http:
+        while True:
+            sessions = await _sessions(http, server)
+            assert server.state is not None
+            sample = await asyncio.to_thread(take, server.pid, server.state, notes.seconds, sessions)
+            if sample is not None:
+                notes.findings.samples.append(sample)
+            await asyncio.sleep(PERIOD_S)
+
+
+def take(pid: int, state: Path, at_s: float, sessions: int | None) -> Row | None:
+    """What process `pid` and all below it use now; None if it is gone."""
+    use = process_use(pid)
+    if use is None or not use.rss_bytes:
+        return None
+    return {
+        "second": at_s,
+        "resident memory, MiB": use.rss_bytes / MIB,
+        "open descriptors": descriptors(pid),
+        "state folder, MiB": folder_bytes(state) / MIB,
+        "open sessions": sessions,
+    }
+
+
+def descriptors(pid: int) -> int:
+    """Open descriptors of a process and all below it."""
+    found = 0
+    with suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        for process in [root, *root.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                found += process.num_fds()
+    return found
+
+
+def folder_bytes(folder: Path) -> int:
+    """Sizes of all files below a folder; files and folders that vanish meanwhile do not count."""
+    found = 0
+    for inner, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                found += os.path.getsize(os.path.join(inner, name))
+    return found
+
+
+async def _sessions(http: httpx.AsyncClient, server: HostedServer) -> int | None:
+    with suppress(httpx.HTTPError):
+        told = [(await http.get(f"{url}/metrics")).text for url in server.urls.values()]
+        found = [int(count) for text in told for count in SESSIONS.findall(text)]
+        return sum(found) if found else None
+    return None

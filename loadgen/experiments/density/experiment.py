@@ -1,12 +1,14 @@
-"""How well a server carries many agents that spend most of their time thinking.
+"""`python -m loadgen density`: how well a server carries many agents that spend most of their time thinking.
 
 Every agent generates, thinks, and comes back with its whole conversation as context. The targets get the same agents,
 one target after the other: same arrivals, same think times, same text, same numbers of tokens.
 """
 
+import argparse
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from rich.console import Console
 
@@ -15,20 +17,22 @@ from loadgen.errors import LoadgenError
 from loadgen.experiments.density import rows
 from loadgen.experiments.density.live import WARMS_UP, Watched, watching
 from loadgen.experiments.density.running import ILL, Attempt, Plan, check_running, measure, unusable
-from loadgen.load.describing import load_in_words
 from loadgen.load.prompts import fingerprint
 from loadgen.load.records import Failure, Run
-from loadgen.load.trace import planned_turns, trace_sha256
-from loadgen.report.figures import Figure, all_of, none_of
+from loadgen.load.trace import final_tokens, planned_turns, trace_sha256, write_trace
+from loadgen.load.workload import Measurement, load_in_words, plan_trace
+from loadgen.options.common import add_common, finish, make_output, read_corpus
+from loadgen.options.parser import add_plan_options, read_plan
+from loadgen.options.targets import add_targets, add_workload_options, read_targets, read_workload
 from loadgen.report.origin import Server, Texts
-from loadgen.report.report import Report
-from loadgen.report.tables import pivot
+from loadgen.report.page import write_outputs
+from loadgen.report.report import Report, result_path
+from loadgen.report.tables import all_of, none_of, pivot
 from loadgen.stats import Summary, summarize
 from loadgen.targets import TargetSpec
-from loadgen.targets.access import Access
+from loadgen.targets.base import Access
 
-After = Callable[[TargetSpec, Attempt], Awaitable[tuple[Figure, ...]]]
-"""What is done on a target after a run, while it is up, and what that comes to."""
+TITLE = "Density: agents that generate, think and come back"
 
 
 @dataclass(slots=True)
@@ -37,8 +41,6 @@ class Measured:
 
     name: str
     attempts: list[Attempt] = field(default_factory=list)
-    more: list[Figure] = field(default_factory=list)
-    """What came of `After`."""
 
     @property
     def runs(self) -> list[Run]:
@@ -55,9 +57,7 @@ class Measured:
         return next((a.spec for a in reversed(self.attempts) if a.spec is not None), TargetSpec(self.name, ""))
 
 
-async def run_density(
-    targets: Sequence[Access], plan: Plan, console: Console, after: After | None = None
-) -> list[Measured]:
+async def run_density(targets: Sequence[Access], plan: Plan, console: Console) -> list[Measured]:
     """Run the load on every target, as often as it is to be measured.
 
     Raises `LoadgenError` if a target that is up cannot serve the load, before the first run, or if the first target
@@ -66,12 +66,12 @@ async def run_density(
     """
     found = {target.name: Measured(target.name) for target in targets}
     await check_running(targets, plan)
-    with watching(console, tuple(found), plan.trace, plan.measurement.repeats) as view:
+    with watching(console, plan.trace, plan.measurement.repeats) as view:
         for repeat, target in _schedule(targets, plan.measurement.repeats):
             watched, one = view.begin(target.name, repeat), found[target.name]
             anything = any(each.attempts for each in found.values())
             one.attempts.append(attempt := Attempt(target.running))
-            await _attempt(target, plan, repeat, watched, attempt, console, after, one, anything)
+            await _attempt(target, plan, repeat, watched, attempt, console, anything)
             if attempt.run.interrupted:
                 break
     return [each for each in found.values() if each.attempts]
@@ -91,8 +91,6 @@ async def _attempt(
     watched: Watched,
     attempt: Attempt,
     console: Console,
-    after: After | None,
-    one: Measured,
     anything: bool,
 ) -> None:
     """One run. What stands in its way is raised while there is nothing to lose, and else becomes the run's failure."""
@@ -103,8 +101,6 @@ async def _attempt(
                 console.print(f"{target.name} shows its sessions at {spec.url}", markup=False)
             watched.says = WARMS_UP
             await measure(attempt, spec, plan, repeat, watched.changed)
-            if after is not None and not attempt.run.interrupted:
-                one.more += await after(spec, attempt)
         await asyncio.sleep(0)  # to stop a server blocks the event loop: a Ctrl-C meanwhile is heard here
     except (DjinnError, LoadgenError) as error:
         if not (attempt.has_run or anything) and not isinstance(error, ILL):
@@ -116,7 +112,7 @@ async def _attempt(
         attempt.run.interrupted = True
 
 
-def report_of(plan: Plan, found: Sequence[Measured], experiment: str, title: str) -> Report:
+def report_of(plan: Plan, found: Sequence[Measured], title: str = TITLE) -> Report:
     """What was seen of all targets."""
     summaries = {one.name: one.summary(plan) for one in found}
     runs = {one.name: one.runs for one in found}
@@ -132,7 +128,6 @@ def report_of(plan: Plan, found: Sequence[Measured], experiment: str, title: str
                 {"target": one.name},
             ),
             none_of("errors between turns", sum(summaries[one.name].other_errors.values()), {"target": one.name}),
-            *one.more,
         )
     ]
     headlines = [
@@ -144,7 +139,7 @@ def report_of(plan: Plan, found: Sequence[Measured], experiment: str, title: str
     ]
     budgets = {one.name: room for one in found if one.runs and (room := rows.device_mib(one.runs[0])) is not None}
     return Report(
-        experiment=experiment,
+        experiment="density",
         title=title,
         lead=(load_in_words(plan.load), _measured_in_words(plan)),
         plan={"workload": asdict(plan.load), "measurement": asdict(measured)},
@@ -186,3 +181,28 @@ def _measured_in_words(plan: Plan) -> str:
         f"{measured.repeats} {'repeat' if measured.repeats == 1 else 'repeats'}, warm-up of {measured.warmup_s:g} s"
         + (f"; a turn is good with {good}." if good else ".")
     )
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The targets, what the agents are like, and how they are measured."""
+    add_targets(parser, openai=True)
+    add_common(parser)
+    add_workload_options(parser)
+    add_plan_options(parser, Measurement)
+
+
+def run(options: argparse.Namespace, progress: Console) -> int:
+    """Run it, print the figures and write the results; returns the exit code. Raises `LoadgenError`."""
+    load, corpus, measurement = read_workload(options), read_corpus(options), read_plan(options, Measurement)
+    plan = Plan(load, plan_trace(load), corpus, measurement)
+    targets = read_targets(options, context_tokens=final_tokens(plan.trace))
+    make_output(options)
+    found = asyncio.run(run_density(targets, plan, progress))
+
+    def write(report: Report, folder: Path) -> Sequence[Path]:
+        """Also the trace, with which it can be run again."""
+        replay = result_path(folder, "trace", report.started_at, "jsonl")
+        write_trace(plan.trace, replay)
+        return [*write_outputs(report, folder), replay]
+
+    return finish(report_of(plan, found), options, write)

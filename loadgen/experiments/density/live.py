@@ -2,18 +2,17 @@
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.text import Text
 
+from loadgen.load.clocks import TurnClock
 from loadgen.load.records import Run
 from loadgen.load.trace import Trace, planned_turns
-from loadgen.load.turn_clock import TurnClock
-from loadgen.report.text import duration
+from loadgen.report.tables import duration
 
 DRAW_EVERY_S = 0.5
 """Drawing takes time from the clock that measures: twice a second is often enough to watch."""
@@ -22,7 +21,6 @@ TELL_EVERY_S = 5.0
 STARTS = "the server starts"
 WARMS_UP = "the server is up and warms up with a turn that is not measured"
 TIERS, MOVING = ("device", "host", "disk"), "moving"
-BAR_WIDTH = 24
 
 
 class Watched:
@@ -65,11 +63,6 @@ class Watched:
             + f"{duration(now_s)}{left}"
         )
 
-    def bar(self) -> str:
-        """How much of it is over."""
-        done = 0 if self._run is None else len(self._run.turns)
-        return ("█" * round(BAR_WIDTH * done / planned_turns(self._trace))).ljust(BAR_WIDTH, "·")
-
 
 def by_tier(sessions: Mapping[str, int]) -> dict[str, int]:
     """Sessions in each tier, and those on their way from one to another, which Djinn counts by where they go."""
@@ -78,11 +71,10 @@ def by_tier(sessions: Mapping[str, int]) -> dict[str, int]:
 
 
 class LiveView:
-    """What is known of each of `targets`, which run `repeats` times. `begin` each run; the rest happens by itself."""
+    """What is known of the run that is on. `begin` each run; the rest happens by itself."""
 
-    def __init__(self, targets: Sequence[str], trace: Trace, repeats: int) -> None:
-        self._shown: dict[str, Watched | None] = dict.fromkeys(targets)
-        self._trace, self._repeats = trace, repeats
+    def __init__(self, console: Console, trace: Trace, repeats: int) -> None:
+        self._console, self._trace, self._repeats = console, trace, repeats
         self._current: Watched | None = None
 
     def begin(self, target: str, repeat: int) -> Watched:
@@ -90,49 +82,34 @@ class LiveView:
 
         Returns what is to be told when the run has changed.
         """
+        self.tell()
         title = f"{target}, run {repeat + 1} of {self._repeats}" if self._repeats > 1 else target
-        self._current = self._shown[target] = Watched(title, self._trace)
+        self._current = Watched(title, self._trace)
         return self._current
 
     def told(self) -> str:
         """The run that is on; empty before the first."""
         return "" if self._current is None else self._current.told()
 
-    def draw(self) -> Group:
-        """A line for every target, and a bar for the one that runs."""
-        lines: list[Text] = []
-        for target, watched in self._shown.items():
-            if watched is None:
-                lines.append(Text(f"{target}  waits", "dim"))
-                continue
-            lines.append(Text(watched.told()))
-            if watched is self._current:
-                lines.append(Text(watched.bar(), "cyan"))
-        return Group(*lines)
+    def tell(self) -> None:
+        """Print it."""
+        if line := self.told():
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
-def watching(console: Console, targets: Sequence[str], trace: Trace, repeats: int) -> Iterator[LiveView]:
+def watching(console: Console, trace: Trace, repeats: int) -> Iterator[LiveView]:
     """Show how the runs go while the block runs: drawn anew twice a second, or told in lines where `console` is not a
     terminal.
     """
-    view = LiveView(targets, trace, repeats)
-
-    def tell() -> None:
-        if line := view.told():
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    if not console.is_terminal:
-        with _every(TELL_EVERY_S, tell):
+    view = LiveView(console, trace, repeats)
+    if console.is_terminal:
+        with console.status("") as status, _every(DRAW_EVERY_S, lambda: status.update(Text(view.told()))):
             yield view
-        tell()
-        return
-    with Live(view.draw(), console=console, auto_refresh=False) as live:
-        try:
-            with _every(DRAW_EVERY_S, lambda: live.update(view.draw(), refresh=True)):
-                yield view
-        finally:
-            live.update(view.draw(), refresh=True)
+    else:
+        with _every(TELL_EVERY_S, view.tell):
+            yield view
+    view.tell()
 
 
 @contextmanager

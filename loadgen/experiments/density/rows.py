@@ -1,37 +1,43 @@
 """What runs of a trace come to, as flat rows, figures and charts. Pure."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from loadgen.experiments.density.live import by_tier
 from loadgen.load.records import Run
-from loadgen.report.charts import Chart
-from loadgen.report.figures import Figure, Spread
-from loadgen.report.tables import Cell, Row, Table
-from loadgen.report.text import DIRECTIONS, MIB, counts, duration, milliseconds
-from loadgen.stats import HEADLINES, Distribution, Summary, spread
-from loadgen.stats.distribution import FEWEST_SAMPLES
-from loadgen.stats.tokens import recomputed_tokens
+from loadgen.report.report import Chart
+from loadgen.report.tables import DIRECTIONS, MIB, Cell, Figure, Row, Spread, Table, counts, duration, milliseconds
+from loadgen.stats import FEWEST_SAMPLES, Distribution, Summary, recomputed_tokens
 
 PARTS = ("queue", "restore", "prefill")
-TURNS, COURSE, SAMPLES, TIERS, WAITS, SIGNALS = "turns", "course", "samples", "sessions by tier", "waits", "signals"
+TURNS, SAMPLES, TIERS, WAITS, SIGNALS = "turns", "samples", "sessions by tier", "waits", "signals"
 """Tables of raw rows."""
 NOT_TOLD = "not told"
 """Where a server does not say."""
-LABELS: dict[str, tuple[str, str, float]] = {
-    "ttft_resumed_p50_s": ("TTFT, resumed, p50", "ms", 1e3),
-    "ttft_resumed_p99_s": ("TTFT, resumed, p99", "ms", 1e3),
-    "ttft_first_p50_s": ("TTFT, first, p50", "ms", 1e3),
-    "ttft_first_p99_s": ("TTFT, first, p99", "ms", 1e3),
-    "wake_up_p99_s": ("wake-up, p99", "ms", 1e3),
-    "tpot_p50_s": ("per output token, p50", "ms", 1e3),
-    "turn_latency_p50_s": ("turn latency, p50", "ms", 1e3),
-    "turn_latency_p99_s": ("turn latency, p99", "ms", 1e3),
-    "tokens_per_s": ("tokens/s", "", 1.0),
-    "goodput_share": ("goodput, of turns", "%", 100.0),
+Reading = Callable[[Summary], float | None]
+
+
+def _percentile(field: str, name: str) -> Reading:
+    def figure(summary: Summary) -> float | None:
+        found: Distribution | None = getattr(summary, field)
+        return float(getattr(found, name)) if found is not None and found.count >= FEWEST_SAMPLES[name] else None
+
+    return figure
+
+
+HEADLINES: dict[str, tuple[str, float, Reading]] = {
+    "TTFT, resumed, p50": ("ms", 1e3, _percentile("ttft_resumed_s", "p50")),
+    "TTFT, resumed, p99": ("ms", 1e3, _percentile("ttft_resumed_s", "p99")),
+    "TTFT, first, p50": ("ms", 1e3, _percentile("ttft_first_s", "p50")),
+    "TTFT, first, p99": ("ms", 1e3, _percentile("ttft_first_s", "p99")),
+    "wake-up, p99": ("ms", 1e3, _percentile("wake_up_s", "p99")),
+    "per output token, p50": ("ms", 1e3, _percentile("tpot_s", "p50")),
+    "turn latency, p50": ("ms", 1e3, _percentile("turn_latency_s", "p50")),
+    "turn latency, p99": ("ms", 1e3, _percentile("turn_latency_s", "p99")),
+    "tokens/s": ("", 1.0, lambda summary: summary.tokens_per_s),
+    "goodput, of turns": ("%", 100.0, lambda summary: None if summary.goodput is None else summary.goodput.share),
 }
-"""Each headline figure: its name, unit, and what it is multiplied with."""
+"""Each headline figure: its unit, what it is multiplied with, and where it is; None where there are too few samples."""
 LATENCIES = {
     "TTFT, first turn": "ttft_first_s",
     "TTFT, resumed turns": "ttft_resumed_s",
@@ -50,11 +56,12 @@ SECONDS = "seconds since the start"
 
 def headlines(target: str, pooled: Summary, repeats: Sequence[Summary]) -> Iterator[Figure]:
     """The figures that matter most, of all repeats together; bounds are the least and greatest of the repeats."""
-    bounds = spread(repeats)
-    for name, (label, unit, factor) in LABELS.items():
-        value, found = HEADLINES[name](pooled), bounds[name]
-        known = None if value is None else Spread(value, found.low or value, found.high or value, len(repeats))
-        yield Figure(label, unit, None if known is None else known.scaled(factor), by={"target": target})
+    for label, (unit, factor, reading) in HEADLINES.items():
+        value, known = reading(pooled), [each for one in repeats if (each := reading(one)) is not None]
+        found = None
+        if value is not None:
+            found = Spread(value, min(known, default=value), max(known, default=value), len(repeats)).scaled(factor)
+        yield Figure(label, unit, found, by={"target": target})
 
 
 def latency_table(summaries: Mapping[str, Summary]) -> Table:
@@ -143,11 +150,9 @@ def failure_table(runs: Mapping[str, Sequence[Run]]) -> Table:
 def raw_tables(runs: Mapping[str, Sequence[Run]], warmup_s: float = 0.0) -> Iterator[Table]:
     """Every turn, signal and sample, and what charts draw of them; those over time are of each target's first run."""
     every = [(target, repeat, run) for target, found in runs.items() for repeat, run in enumerate(found)]
-    firsts = {target: found[0] for target, found in runs.items() if found}
     yield Table(
         TURNS, [row for target, repeat, run in every for row in turn_rows(target, repeat, run, warmup_s)], shown=False
     )
-    yield Table(COURSE, [row for target, run in firsts.items() for row in course_rows(target, run)], shown=False)
     yield Table(
         SIGNALS,
         [
@@ -225,16 +230,6 @@ def turn_rows(target: str, repeat: int, run: Run, warmup_s: float) -> Iterator[R
             yield {**place, "failed_s": failure.at_s, "error": failure.kind, "message": failure.message}
 
 
-def course_rows(target: str, run: Run) -> Iterator[Row]:
-    """Turns completed, and turns sent and not yet over, whenever that changes; those that failed are not counted."""
-    changes = sorted([(turn.sent_s, 1, 0) for turn in run.turns] + [(turn.over_s, -1, 1) for turn in run.turns])
-    flying, done = accumulate(change for _, change, _ in changes), accumulate(over for _, _, over in changes)
-    if changes:
-        yield {"target": target, "at_s": 0.0, "completed": 0, "in_flight": 0}
-    for (at_s, _, _), flight, over in zip(changes, flying, done, strict=True):
-        yield {"target": target, "at_s": at_s, "completed": over, "in_flight": flight}
-
-
 def wait_table(summaries: Mapping[str, Summary]) -> Table:
     """The mean time to first token of resumed turns in its parts; of the targets that tell them."""
     rows: list[Row] = []
@@ -302,28 +297,6 @@ def charts(targets: Sequence[str], budgets: Mapping[str, float]) -> Iterator[Cha
         SECONDS,
         "MiB",
         levels=rooms,
-    )
-    yield Chart(
-        "Turns completed",
-        "Over time, in the first repeat. A line that lags behind the others is a server that cannot keep up.",
-        "steps",
-        COURSE,
-        "at_s",
-        "completed",
-        "target",
-        x_label=SECONDS,
-        y_label="turns",
-    )
-    yield Chart(
-        "Turns in flight",
-        "Sent and not yet over, in the first repeat; turns that failed are not counted.",
-        "steps",
-        COURSE,
-        "at_s",
-        "in_flight",
-        "target",
-        x_label=SECONDS,
-        y_label="turns",
     )
 
 

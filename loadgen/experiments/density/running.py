@@ -11,16 +11,14 @@ from typing import TypeVar
 
 from client import ConnectionLost, DjinnError, RateLimited, ServerError, Timeout
 from loadgen.errors import LoadgenError
-from loadgen.load.corpus import Corpus
-from loadgen.load.measurement import Measurement
-from loadgen.load.prompts import TokenIds, cut_prompts
+from loadgen.load.clocks import TurnClock
+from loadgen.load.prompts import Corpus, TokenIds, cut_prompts
 from loadgen.load.records import Failure, Run, SignalRecord, TurnRecord
 from loadgen.load.trace import AgentPlan, Trace, TurnPlan, final_tokens
-from loadgen.load.turn_clock import TurnClock
-from loadgen.load.workload import Replay, Workload
+from loadgen.load.workload import Measurement, Replay, Workload
 from loadgen.sampling import sampling
 from loadgen.targets import Agent, MakesAgents, Target, TargetSpec, connect
-from loadgen.targets.access import Access
+from loadgen.targets.base import Access
 
 T = TypeVar("T")
 OnChange = Callable[[Run, Collection[TurnClock]], None]

@@ -20,46 +20,42 @@ import numpy as np
 from client import MemoryMap
 from client.models import Model
 from loadgen.errors import LoadgenError, require_at_least
-from loadgen.experiments.base import Bench, DjinnExperiment, Found
+from loadgen.experiments.base import Bench, DjinnExperiment, Found, show_parts
 from loadgen.experiments.kv import moving
-from loadgen.experiments.kv.codecs import CODECS, Compression, from_fp8, measure_codec, measure_error, to_fp8
+from loadgen.experiments.kv.codecs import (
+    CODECS,
+    Compression,
+    SessionFile,
+    from_fp8,
+    measure_codec,
+    measure_error,
+    read_session_file,
+    to_fp8,
+)
 from loadgen.experiments.kv.copies import (
-    GB,
     NOMINAL_LINKS,
     Copy,
     Link,
-    Loopback,
     bandwidths,
     check_imported,
     copy_in,
     copy_out,
     export_session,
-    time_loopback,
 )
-from loadgen.experiments.kv.session_file import SessionFile, read_session_file
-from loadgen.load.corpus import Corpus
-from loadgen.load.prompts import TokenIds, fresh_prompts
+from loadgen.load.prompts import Corpus, TokenIds, fresh_prompts
 from loadgen.plans import option
-from loadgen.report.charts import Chart
-from loadgen.report.failures import ending_early, noting
-from loadgen.report.figures import Figure, all_of, exact
-from loadgen.report.progress import show_parts
-from loadgen.report.tables import Row, Table
-from loadgen.report.text import DIRECTIONS, in_bytes, in_seconds, in_speed
-from loadgen.targets.subject import Subject, greedy
+from loadgen.report.report import Chart, ending_early, noting
+from loadgen.report.tables import DIRECTIONS, Figure, Row, Table, all_of, exact, in_bytes, in_seconds, in_speed
+from loadgen.targets.djinn import Subject, greedy
 
 MIN_TOKENS = 32
 """Less is not a whole block on every server, and too little to time."""
-EXPORT, OUT, IN, LOOPBACK, CODING, FP8, MOVES = (
-    *("exported session", "device to host", "host to device", "TCP loopback", "compression", "fp8", "moves"),
-)
-GROWTH, GAINS, LAYERS, LINKS = "How a session grows", "gains", "layers", "links"
+EXPORT, OUT, IN, CODING, FP8 = "exported session", "device to host", "host to device", "compression", "fp8"
+MOVES = "moves"
+GROWTH, LAYERS = "How a session grows", "layers"
 GROWTH_TOKENS = tuple(128 << power for power in range(11))
 """128 to 131,072."""
 SENT_TOKENS = (1024, 8192, 32768, 131072)
-DRAWN_TOKENS = 8192
-SPEEDS = tuple(float(speed) for speed in np.geomspace(0.01, 1000, 61))
-"""Of links, in GB/s."""
 
 
 def _links(text: str) -> tuple[Link, ...]:
@@ -171,15 +167,12 @@ class Seen:
 
     structure: Structure | None = None
     copies: list[Copy] = field(default_factory=list)
-    loopback: Loopback | None = None
     compressions: list[Compression] = field(default_factory=list)
 
     def links(self, plan: KVPlan) -> list[Link]:
         """By nominal speed, and then those that were measured."""
         nominal = sorted((*NOMINAL_LINKS, *plan.links), key=lambda link: link.bytes_per_s)
         measured = [Link(DIRECTIONS[way], speed, measured=True) for way, speed in bandwidths(self.copies).items()]
-        if self.loopback is not None:
-            measured.append(Link(LOOPBACK, self.loopback.bytes_per_s, measured=True))
         return [*nominal, *measured]
 
 
@@ -201,7 +194,7 @@ async def prepare(bench: Bench[KVPlan]) -> tuple[TokenIds, ...]:
 async def measure(bench: Bench[KVPlan], prompts: tuple[TokenIds, ...], found: Found) -> None:
     """All parts; the exported session comes first, everything else needs it."""
     plan, seen = bench.plan, Seen()
-    steps = {EXPORT: 1, OUT: plan.repeats, IN: plan.repeats, LOOPBACK: 1, CODING: len(CODECS), FP8: 2}
+    steps = {EXPORT: 1, OUT: plan.repeats, IN: plan.repeats, CODING: len(CODECS), FP8: 2}
     steps |= {MOVES: len(plan.lengths) * plan.repeats} if bench.others else {}
     with (
         show_parts(bench.console, bench.subject.spec.name, steps) as advance,
@@ -233,9 +226,6 @@ async def _observe(
         seen.copies += await copy_out(subject, prompts, partial(advance, OUT))
     with noting(IN, found.failures):
         seen.copies += await copy_in(subject, export, plan.repeats, partial(advance, IN))
-    with noting(LOOPBACK, found.failures):
-        seen.loopback = await asyncio.to_thread(time_loopback, file.content, plan.repeats)
-        advance(LOOPBACK)
     with noting(CODING, found.failures):
         for codec in CODECS:
             seen.compressions.append(await asyncio.to_thread(measure_codec, codec, file.full_blocks, plan.repeats))
@@ -322,25 +312,12 @@ def _conclude(plan: KVPlan, seen: Seen, found: Found) -> None:
         structure.table(),
         structure.growth(),
         _transfer_table(structure, links),
-        *_codec_tables(seen.compressions, links),
+        *_codec_tables(seen.compressions),
         Table(
             "copies",
             [{"direction": each.direction, "bytes": each.bytes, "seconds": each.seconds} for each in seen.copies],
             shown=False,
         ),
-        Table(
-            LINKS,
-            [
-                {
-                    "link": link.name,
-                    "speed is": _kind(link),
-                    "ms": 1000 * link.seconds(structure.session_bytes(DRAWN_TOKENS)),
-                }
-                for link in links
-            ],
-            shown=False,
-        ),
-        Table(GAINS, list(_gain_rows(seen.compressions)), shown=False),
     ]
     found.charts[:0] = _charts(structure)
 
@@ -362,37 +339,6 @@ def _charts(structure: Structure) -> list[Chart]:
             log_x=True,
             log_y=True,
             levels={name: size for name, size in rooms.items() if size},
-        ),
-        Chart(
-            "Time to move a session",
-            f"{DRAWN_TOKENS:,} tokens: bytes over speed, on a logarithmic scale.",
-            "bars",
-            LINKS,
-            "link",
-            "ms",
-            "speed is",
-            y_label="milliseconds",
-            log_y=True,
-        ),
-        *(
-            Chart(
-                f"Packing, {way}",
-                caption,
-                "lines",
-                GAINS,
-                "GB/s",
-                way,
-                "codec",
-                x_label="speed of the link, GB/s",
-                y_label="times faster",
-                log_x=True,
-                log_y=True,
-                levels={"as it is": 1.0},
-            )
-            for way, caption in (
-                ("in turn", "Above 1, to pack, send and unpack is faster than to send the KV as it is."),
-                ("pipelined", "The same where pieces are packed, sent and unpacked at once: the slowest decides."),
-            )
         ),
         Chart(
             "What fp8 loses, layer by layer",
@@ -424,15 +370,14 @@ def _transfer_table(structure: Structure, links: Sequence[Link]) -> Table:
         for link in links
     ]
     note = (
-        "Measured: between device, host and disk by the server's own clock, while one session was sent there; over "
-        "TCP on the loopback interface from the first byte of the exported file until the receiver has the last. "
-        "Times are bytes over speed: neither latency nor protocol is in nominal links."
+        "Measured: between device, host and disk by the server's own clock, while one session was sent there. Times "
+        "are bytes over speed: neither latency nor protocol is in nominal links."
     )
     return Table("How long a session takes to move", rows, note)
 
 
-def _codec_tables(compressions: Sequence[Compression], links: Sequence[Link]) -> Iterator[Table]:
-    """How small KV becomes, how fast, on which links that pays, and by how much."""
+def _codec_tables(compressions: Sequence[Compression]) -> Iterator[Table]:
+    """How small KV becomes, how fast, and on which links that pays."""
     rows = []
     for found in compressions:
         saved = found.raw_bytes - found.packed_bytes
@@ -454,33 +399,6 @@ def _codec_tables(compressions: Sequence[Compression], links: Sequence[Link]) ->
         "bytes before packing; the last two columns are speeds of a link."
     )
     yield Table("Making it smaller", rows, note)
-    for way, note in (
-        ("in turn", "How many times faster each codec makes each link: pack all, send all, unpack all."),
-        ("pipelined", "The three at once, piece by piece: the slowest decides. Filling the pipeline is left out."),
-    ):
-        yield Table(
-            f"Faster or slower, {way}",
-            [
-                {"link": link.name, **{c.codec: f"{gains(c, link.bytes_per_s)[way]:.2f}x" for c in compressions}}
-                for link in (links if compressions else ())
-            ],
-            note,
-        )
-
-
-def gains(found: Compression, bytes_per_s: float) -> dict[str, float]:
-    """How many times faster a link of that speed is with the codec, both ways of using it."""
-    plain_s, send_s = found.raw_bytes / bytes_per_s, found.packed_bytes / bytes_per_s
-    return {
-        "in turn": plain_s / (found.pack_s + send_s + found.unpack_s),
-        "pipelined": plain_s / max(found.pack_s, send_s, found.unpack_s),
-    }
-
-
-def _gain_rows(compressions: Sequence[Compression]) -> Iterator[Row]:
-    for found in compressions:
-        for speed in SPEEDS:
-            yield {"codec": found.codec, "GB/s": speed, **gains(found, speed * GB)}
 
 
 def _add_goal(parser: argparse.ArgumentParser) -> None:

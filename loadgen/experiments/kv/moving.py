@@ -12,14 +12,11 @@ from pathlib import Path
 from statistics import median
 
 from client import AsyncSession
-from loadgen.load.corpus import Corpus
-from loadgen.load.prompts import TokenIds, fresh_prompts
-from loadgen.load.stopwatch import Stopwatch
-from loadgen.report.charts import Chart
-from loadgen.report.failures import Failure, noting
-from loadgen.report.figures import Figure, Spread, all_of
-from loadgen.report.tables import Row, Table
-from loadgen.targets.subject import Subject, greedy
+from loadgen.load.clocks import Stopwatch
+from loadgen.load.prompts import Corpus, TokenIds, fresh_prompts
+from loadgen.report.report import Chart, Failure, noting
+from loadgen.report.tables import Figure, Row, Spread, Table, all_of
+from loadgen.targets.djinn import Subject, greedy
 
 NEW_TOKENS = 16
 """Of text that are added after the move."""

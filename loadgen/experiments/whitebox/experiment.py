@@ -14,29 +14,31 @@ from statistics import median
 
 from client import MemoryMap
 from loadgen.errors import LoadgenError
-from loadgen.experiments.base import Bench, DjinnExperiment, Found
+from loadgen.experiments.base import Bench, DjinnExperiment, Found, show_parts
 from loadgen.experiments.density.rows import percentiles
-from loadgen.experiments.whitebox.plan import Arm, Seen, Stage, Waited, WhiteboxPlan, Window
-from loadgen.experiments.whitebox.sessions import measure_rates, run_steered, run_trials
-from loadgen.experiments.whitebox.windows import measure_windows
-from loadgen.load.corpus import Corpus
-from loadgen.load.prompts import TokenIds, cut_prompts, fingerprint
+from loadgen.experiments.whitebox.parts import (
+    Seen,
+    Stage,
+    Waited,
+    WhiteboxPlan,
+    Window,
+    measure_windows,
+    run_steered,
+    run_trials,
+)
+from loadgen.load.prompts import Corpus, TokenIds, cut_prompts, fingerprint
 from loadgen.load.workload import Workload, plan_trace
-from loadgen.report.charts import Chart
-from loadgen.report.failures import ending_early, noting
-from loadgen.report.figures import Figure, Spread, Target, all_of, exact
-from loadgen.report.progress import show_parts
-from loadgen.report.tables import Row, Table
+from loadgen.report.report import Chart, ending_early, noting
+from loadgen.report.tables import Figure, Row, Spread, Table, Target, all_of, exact
 from loadgen.stats import Distribution
-from loadgen.targets.histogram import between, quantile
+from loadgen.targets.djinn import between, quantile
 
 CONFIDENCE = 0.95
 RESTORE_MS, DISPATCH_MS, KEPT = Target(2.0), Target(0.1), Target(0.99, at_least=True)
-WAITS, SECONDS, TRIALS, STEERED, WINDOWS = "waits", "tokens by second", "trials", "steered turns", "windows"
+WAITS, SECONDS, TRIALS, STEERED = "waits", "tokens by second", "trials", "steered turns"
 PARTS = {
     "token accuracy": run_trials,
     "steering": run_steered,
-    "decode rate": measure_rates,
     "throughput of the others": measure_windows,
 }
 
@@ -64,7 +66,7 @@ async def measure(
     """Run the parts between two looks at the server; one that fails does not keep the next from running."""
     stage, plan, subject = Stage(bench, *prepared, found), bench.plan, bench.subject
     seen, answers = stage.seen, len(stage.layers) * plan.sequences
-    steps = dict(zip(PARTS, (answers, answers, plan.sequences, 2 * plan.repeats), strict=True))
+    steps = dict(zip(PARTS, (answers, answers, 2 * plan.repeats), strict=True))
     with (
         show_parts(bench.console, subject.spec.name, steps) as advance,
         ending_early(found),
@@ -119,9 +121,6 @@ def _figures(seen: Seen) -> Iterator[Figure]:
     layers = {turn.layer for turn in seen.steered}
     changed = {turn.layer for turn in seen.steered if turn.differs_at is not None}
     yield all_of("layers where steering changes what is said", len(changed), len(layers))
-    for arm in (Arm.UNMATCHED, Arm.STEERED):
-        kept = sign_test([rates[arm] / rates[Arm.PLAIN] for rates in seen.rates])
-        yield Figure(f"decode rate kept: {arm}", "×", kept, KEPT if arm is Arm.UNMATCHED else None)
     yield Figure("throughput of others kept while one is paused", "×", sign_test(pair_windows(seen.windows)), KEPT)
     paused = [window for window in seen.windows if window.paused]
     yield all_of("paused turns that end as they would have", sum(w.undisturbed for w in paused), len(paused))

@@ -11,14 +11,10 @@ import pytest
 from client import AsyncDjinn
 from client.errors import ConnectionLost, DjinnError, ServerError, Timeout
 from loadgen.cli import main
-from loadgen.experiments.chaos.agent import SessionAgent
+from loadgen.experiments.chaos.agents import Mirror, SessionAgent
 from loadgen.experiments.chaos.experiment import judge
-from loadgen.experiments.chaos.findings import Fault, Findings
-from loadgen.experiments.chaos.notes import Notes
-from loadgen.experiments.chaos.plan import ChaosPlan
-from loadgen.experiments.chaos.twin import Mirror
-from loadgen.report.figures import Outcome
-from loadgen.report.tables import Row
+from loadgen.experiments.chaos.plan import ChaosPlan, Fault, Findings, Notes
+from loadgen.report.tables import Outcome, Row
 from tests.loadgen.experiments.conftest import result, value
 from tests.serving import serve
 from tests.waiting import until

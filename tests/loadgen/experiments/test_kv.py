@@ -39,7 +39,7 @@ def found(url: str, tmp_path_factory: pytest.TempPathFactory) -> Report:
         assert kv(folder / "second", "--target", f"djinn={url}", "--to", f"goal={goal}") == 0
         assert sessions_on(url) == sessions_on(goal) == []
     headings = ("What KV is made of", "How a session grows", "How long a session takes to move", "What fp8 loses")
-    return result(folder / "second", *headings, "wire", "bus", "TCP loopback")
+    return result(folder / "second", *headings, "wire", "bus", "NVLink 4")
 
 
 def test_structure_codecs_and_fp8_are_measured(found: Report) -> None:
@@ -72,7 +72,7 @@ def test_what_a_server_cannot_do_is_said_and_the_rest_is_measured(
 ) -> None:
     with serve(**settings) as url:
         assert kv(tmp_path, "--target", f"djinn={url}") == 1
-    report = result(tmp_path, "TCP loopback")
+    report = result(tmp_path, "NVLink 4")
     failure = report.failures[0]
     assert (failure.part, says in failure.message) == (part, True)
     assert len(report.rows("Making it smaller")) == 5

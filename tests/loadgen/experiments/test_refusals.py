@@ -46,16 +46,6 @@ REFUSED = {
         ("--target a=URL --to b=URL --lengths 2000", "has room for 1024"),
         ("--target a=URL --target b=URL --to c=URL", "--to takes the sessions of one target"),
     ],
-    "oversubscribe": [("--target a=URL --checked -1", "checked must be at least 0")],
-    "resume-latency": [
-        ("--target a=URL --lengths 2000", "has room for"),
-        ("--target a=URL --lengths 64,64", "lengths must be different numbers from 2"),
-    ],
-    "weights": [
-        ("--model /nowhere", "no model in /nowhere"),
-        ("--prompt 63 --batches 32", "prompt must be at least 64: 2 tokens for each session"),
-        ("--sweep --cold", "leave --batches and --cold out"),
-    ],
     "whitebox": [("--target a=URL --layers 4", "layers must be from 0 to 3")],
 }
 
@@ -92,15 +82,7 @@ def running(djinn: client.Djinn) -> float:
 @pytest.mark.parametrize(
     ("experiment", "arguments", "device", "look", "enough"),
     [
-        ("resume-latency", "--lengths 40 --depths 100 --repeats 100", "1x256", moves_out, 4),
         ("whitebox", "--layers 1 --sequences 1 --tokens 8 --others 3 --pause-seconds 3600", "4MiB", running, 3),
-        (
-            "oversubscribe",
-            "--agents 300 --context 32 --resume-tokens 26 --turns 3 --completion-tokens 4",
-            "2x96",
-            moves_out,
-            4,
-        ),
         ("kv", "--tokens 64 --repeats 300 --decoded 8", "4MiB", moves_out, 3),
     ],
 )

@@ -1,18 +1,15 @@
-"""`loadgen whitebox` and `oversubscribe`: sessions that pause, and sessions that outgrow the device."""
+"""`loadgen whitebox`: sessions that pause."""
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from loadgen.cli import main
-from loadgen.experiments.density.rows import TURNS as TURN_ROWS
 from loadgen.experiments.whitebox.experiment import STEERED, TRIALS, WAITS, sign_test
 from loadgen.report.report import Report
-from loadgen.targets.subject import HISTOGRAMS
+from loadgen.targets.djinn import HISTOGRAMS
 from tests.loadgen.experiments.conftest import result, sessions_on, value
-from tests.serving import serve
 
 
 @pytest.mark.parametrize(("pairs", "first", "last"), [(3, 1, 3), (8, 1, 8), (9, 2, 8), (20, 6, 15)])
@@ -61,43 +58,3 @@ def test_round_trips_the_servers_clock_and_its_memory(found: Report, url: str) -
     assert {row[""] for row in found.rows("The server's own clock, milliseconds")} <= set(HISTOGRAMS)
     assert value(found, "memory that sessions hold afterwards beyond before") == 0
     assert sessions_on(url) == []
-
-
-# `loadgen oversubscribe`: sessions that outgrow the device.
-
-AGENTS, LONGEST, TURNS, SAID = 8, 96, 3, 4
-DEVICE = f"2x{LONGEST}"
-CROWD = f"""
-    --agents {AGENTS} --context 32 --resume-tokens 26 --turns {TURNS} --completion-tokens {SAID} --think 0.1:0.3
-    --checked 3 --seed 3
-""".split()
-ALONE = "tokens that are the same when the session is alone"
-
-
-def oversubscribe(output: Path, *arguments: str) -> int:
-    return main(["oversubscribe", *CROWD, "--output", str(output), *arguments])
-
-
-def test_all_turns_complete_and_sessions_say_alone_what_they_said_in_the_crowd(tmp_path: Path) -> None:
-    """The device stays within its own, and nothing is lost: the host holds the rest."""
-    with serve(kv_device=DEVICE) as url:
-        assert oversubscribe(tmp_path, "--target", f"djinn={url}") == 0
-        assert sessions_on(url) == []
-    found = result(tmp_path, "KV of all histories")
-    assert len(found.rows(TURN_ROWS)) == AGENTS * TURNS
-    assert value(found, "KV of all histories, over what the device holds") > 1
-    assert value(found, "most KV of sessions on the device, of its room") <= 1
-    assert value(found, ALONE) == 3 * TURNS * SAID
-    assert value(found, "tokens recomputed") == 0
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("tiers", [{"kv_host": f"3x{LONGEST}", "kv_disk": 64 << 20}, {"kv_policy": "none"}])
-def test_past_the_host_sessions_go_to_disk_and_without_lower_tiers_are_recomputed(
-    tiers: dict[str, Any], tmp_path: Path
-) -> None:
-    with serve(kv_device=DEVICE, state_dir=tmp_path / "state", **tiers) as url:
-        assert oversubscribe(tmp_path, "--target", f"djinn={url}") == 0
-    found = result(tmp_path)
-    assert (value(found, "tokens recomputed") > 0) == ("kv_disk" not in tiers)
-    assert value(found, ALONE) == 3 * TURNS * SAID

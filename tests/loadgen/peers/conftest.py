@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.peers.base import ServerSettings
-from loadgen.peers.llamacpp_source import VERSION, LlamaCppSource
+from loadgen.peers.llamacpp import VERSION, LlamaCppSource
 
 CONVERTER = """
 import sys

@@ -13,9 +13,9 @@ import pytest
 
 from loadgen.cli import main
 from loadgen.errors import LoadgenError
-from loadgen.peers import background
+from loadgen.peers import serving
 from loadgen.peers.base import Say, ServerSettings
-from loadgen.peers.llamacpp_source import LlamaCppSource
+from loadgen.peers.llamacpp import LlamaCppSource
 from loadgen.peers.registry import PEERS, find_peer
 from loadgen.processes.launch import Launch
 from loadgen.processes.process import ServerFailedError
@@ -72,22 +72,22 @@ def stopped(cache: Path) -> Iterator[None]:
     """Nothing that a test started is left."""
     yield
     for peer in (PEER, find_peer("llamacpp")):
-        if background.running(peer) is not None:
-            background.stop(peer)
+        if serving.running(peer) is not None:
+            serving.stop(peer)
 
 
 def test_what_cannot_start_says_why(settings: ServerSettings) -> None:
     with pytest.raises(LoadgenError, match="not installed: python -m loadgen peers install fake"):
-        background.start(FakePeer(installed=False), settings, None)
+        serving.start(FakePeer(installed=False), settings, None)
     with pytest.raises(LoadgenError, match="fake is not running"):
-        background.stop(PEER)
+        serving.stop(PEER)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(LoadgenError, match=f"port {port} is taken"):
-            background.start(PEER, settings, port)
+            serving.start(PEER, settings, port)
     with pytest.raises(ServerFailedError, match=r"ended with status 1; the end of \S+fake.log:\nno such model"):
-        background.start(FakePeer(DIES), settings, None)
-    assert background.running(PEER) is None
+        serving.start(FakePeer(DIES), settings, None)
+    assert serving.running(PEER) is None
 
 
 # `python -m loadgen peers`.
@@ -104,7 +104,7 @@ def test_a_peer_from_start_to_stop(source: LlamaCppSource, model: Path, capsys: 
     found = re.search(r"--target llamacpp=(http://127\.0\.0\.1:\d+)#model", capsys.readouterr().out)
     assert found is not None
     assert httpx.get(f"{found[1]}/v1/models").is_success
-    note = background.running(find_peer("llamacpp"))
+    note = serving.running(find_peer("llamacpp"))
     assert note is not None
     processes = family(note.pid)
     assert main([*start, str(model)]) == 2

@@ -12,9 +12,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from loadgen.peers.base import ServerSettings
-from loadgen.peers.baselines import TransformersPeer
+from loadgen.peers.registry import TransformersPeer
 from loadgen.peers.serving import Served, serving
-from loadgen.targets.dialects import OpenAIDialect, find_dialect
+from loadgen.targets.openai import OpenAIDialect, find_dialect
 from tests.hugging_face import byte_tokenizer
 from tests.openai.reference import Reference
 

@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from loadgen.errors import LoadgenError
-from loadgen.options.servers import add_server_options, read_settings
+from loadgen.options.targets import add_server_options, read_settings
 from loadgen.peers.base import ServerSettings
-from loadgen.peers.dtypes import AUTO
-from loadgen.peers.llamacpp import SLOTS
-from loadgen.peers.llamacpp_source import LlamaCppSource
+from loadgen.peers.llamacpp import SLOTS, LlamaCppSource
 from loadgen.peers.registry import find_peer
-from loadgen.peers.vllm_environment import needed_requirements
+from loadgen.peers.vllm import needed_requirements
 from loadgen.processes.launch import Launch
 from tests.loadgen.peers.conftest import BeOn
 
@@ -33,10 +31,10 @@ def flags(peer: str, settings: ServerSettings) -> dict[str, str]:
     return {word: following for word, following in zip(words, [*words[1:], ""], strict=True) if word.startswith("--")}
 
 
-def read(arguments: list[str], default: str = AUTO) -> ServerSettings:
+def read(arguments: list[str]) -> ServerSettings:
     """What a command line with these options gives servers."""
     parser = argparse.ArgumentParser()
-    add_server_options(parser, dtype=default)
+    add_server_options(parser)
     return replace(read_settings(parser.parse_args(arguments)), cores=(0, 1))
 
 
@@ -86,11 +84,11 @@ def test_a_gpu_is_given_bfloat16_unmeasured(on_gpu: BeOn, model: Path) -> None:
 
 
 def test_a_type_that_is_given_is_everybodys(model: Path) -> None:
-    settings = read(["--model", str(model), "--dtype", "float16"], "float32")
+    settings = read(["--model", str(model), "--dtype", "float16"])
     for peer in ("djinn", "vllm", "transformers"):
         assert flags(peer, settings)["--dtype"] == "float16"
         assert launched(peer, settings).calibration is None
-    assert read(["--model", str(model), "--dtype", "auto"], "float16").dtype == "auto"
+    assert read(["--model", str(model)]).dtype == "auto"
 
 
 # vLLM.

@@ -1,1 +1,0 @@
-"""What the check writes: a journal of each stage, the record of the run, its page."""

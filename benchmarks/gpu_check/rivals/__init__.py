@@ -1,1 +1,0 @@
-"""What Djinn is held against, on models of the same shape."""

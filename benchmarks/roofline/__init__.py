@@ -1,1 +1,0 @@
-"""A decode step on paper, and what the host does for one: which bound holds where, without a GPU."""

@@ -1,1 +1,0 @@
-"""Every experiment in one go, and the page that leads to their reports."""

@@ -1,1 +1,0 @@
-"""A stopped computation brought back, recomputed, and copied by hand."""

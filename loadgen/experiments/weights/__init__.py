@@ -1,1 +1,0 @@
-"""A model larger than the memory it is given, streamed through it at every pass."""
