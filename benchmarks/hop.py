@@ -1,8 +1,8 @@
 """What a hop costs: `python -m benchmarks.hop`. Sessions of one replica are asked for at it and at another one, which
 sends the requests on, in pairs of rounds whose order changes. Replicas and clients are processes that share the cores.
 
-Throughput is that of several streams at once. The first token is that of a short prompt on an idle replica. A small
-request reads a session. `hop` in each is the cost: the difference or the ratio of each pair.
+Throughput is that of several streams at once. The first token is that of a short prompt on an idle replica. `hop`
+in each is the cost: the difference or the ratio of each pair.
 """
 
 import argparse
@@ -21,8 +21,6 @@ from loadgen.processes.launch import NO_FLAGS, processor_flags
 from loadgen.report.tables import Figure, Target, figure_table, to_markdown
 
 PROMPT = list(range(1, 17))
-SMALL = 100
-"""Small requests of a round."""
 PLACES = ("straight", "over a hop")
 ROLES = {"a": "both", "b": "prefill"}
 """No session is placed at the second."""
@@ -51,17 +49,6 @@ def first_ms(http: httpx.Client) -> float:
     return 1e3 * streamed(http, 1)[0]
 
 
-def small_ms(http: httpx.Client) -> float:
-    """Milliseconds of a small request on a connection that is open."""
-    session = open_session(http)
-    start = time.perf_counter()
-    for _ in range(SMALL):
-        http.get(session).raise_for_status()
-    spent_s = time.perf_counter() - start
-    http.delete(session).raise_for_status()
-    return 1e3 * spent_s / SMALL
-
-
 def tokens_per_s(width: int, tokens: int, http: httpx.Client) -> float:
     """Tokens of `width` streams at once, for each second until the last one ends."""
     begun = threading.Barrier(width)
@@ -83,15 +70,11 @@ def pairs(ways: list[httpx.Client], rounds: int, measure: Callable[[httpx.Client
 
 def measure(ways: list[httpx.Client], rounds: int, widths: list[int], tokens: int) -> Iterator[Figure]:
     """All lines of the table."""
-    for label, times, target in (
-        ("small request", partial(pairs, ways, rounds, small_ms), None),
-        ("first token", partial(pairs, ways, rounds, first_ms), FIRST_MS),
-    ):
-        straight, through = times()
-        for name, found in zip(PLACES, (straight, through), strict=True):
-            yield Figure(f"{label}, {name}", "ms", middle_half(found))
-        costs = [slow - fast for fast, slow in zip(straight, through, strict=True)]
-        yield Figure(f"{label}, hop", "ms", middle_half(costs), target)
+    straight, through = pairs(ways, rounds, first_ms)
+    for name, found in zip(PLACES, (straight, through), strict=True):
+        yield Figure(f"first token, {name}", "ms", middle_half(found))
+    costs = [slow - fast for fast, slow in zip(straight, through, strict=True)]
+    yield Figure("first token, hop", "ms", middle_half(costs), FIRST_MS)
     for width in widths:
         straight, through = pairs(ways, rounds, partial(tokens_per_s, width, tokens))
         label = f"{width} stream{'s' * (width > 1)}"

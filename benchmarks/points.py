@@ -2,7 +2,6 @@
 
 - Attention patterns of 8 heads and all queries of 1,024 tokens, as the engine computes and keeps them, beside zeros
   written to as much new memory, which is the least that this can take.
-- Decode steps of 32 sessions, one of which is captured at three points, over steps of 32 that are not.
 - A sweep of patches over all layers and positions of a pair of 15 tokens, and what it does to clients that decode.
 - The lens over all layers, asked for as the page does, while clients decode, and what it does to them.
 - Activations of many prompts at all layers, over the same prompts as completions of one token.
@@ -35,8 +34,6 @@ from app.gpu.device.hardware import zeroed
 from app.gpu.kernels.attention.base import AttentionSpec
 from app.gpu.kernels.attention.pattern import attention_pattern
 from benchmarks.command import bind_to_cores, exit_status, make_parser
-from benchmarks.engine.decoding import DecodeBench
-from benchmarks.engine.loading import OnCpu, load
 from benchmarks.measuring import middle_half
 from benchmarks.record import Run, write_run
 from benchmarks.replicas import random_prompt
@@ -52,19 +49,17 @@ PART = 64
 PAIR, CLIENTS = 15, 4
 LENS_POSITIONS, LENS_ROWS = 64, 16
 """Tokens of the session that is looked at, and positions that are looked at while clients decode."""
-DECODING, DECODED = 32, 24
 AT_ONCE = 16
 """Completions of the baseline: more than a step takes, so that the engine never waits for one."""
 TARGETS = {
     "pattern": Target(5.0),
-    "decode": Target(0.99, at_least=True),
     "sweep": Target(20.0),
     "beside": Target(1.2),
     "first_row": Target(0.5),
     "beside_lens": Target(1.1),
     "bulk": Target(0.8, at_least=True),
 }
-PARTS = ("pattern", "decode", "sweep", "lens", "bulk")
+PARTS = ("pattern", "sweep", "lens", "bulk")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,17 +100,6 @@ def patterns(rounds: int) -> Iterator[Figure]:
     for index, name in enumerate(ways):
         yield Figure(name, "ms", middle_half(wall[name]), None if index else TARGETS["pattern"])
         yield Figure(f"{name}: CPU time", "ms", middle_half(cpu[name]))
-
-
-def decodes(model: Path, rounds: int) -> Iterator[Figure]:
-    """The engine in this process."""
-    with load(OnCpu(), str(model), dtype="float32", kv_device="512MiB", kv_policy="none") as live:
-        bench = DecodeBench(live, width=DECODING, prompt_tokens=64, steps=DECODED)
-        found = [bench.round("plain", "captured") for _ in range(rounds + 1)][1:]
-    ratios = middle_half([each["captured"] / each["plain"] for each in found])
-    yield Figure(
-        f"Throughput of {DECODING} sessions, one captured at three points / none", "×", ratios, TARGETS["decode"]
-    )
 
 
 @contextmanager
@@ -306,8 +290,6 @@ def measure(arguments: argparse.Namespace) -> Iterator[Figure]:
     if "pattern" in arguments.only:
         with torch.inference_mode():
             yield from patterns(10 * rounds)
-    if "decode" in arguments.only:
-        yield from decodes(arguments.model, 4 * rounds)
     if {"sweep", "lens", "bulk"} & set(arguments.only):
         with served(arguments.model) as (http, cpu_s):
             if "sweep" in arguments.only:

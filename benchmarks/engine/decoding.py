@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from random import Random
 
 from app.domain.breakpoints import NEXT_BREAKPOINT, Action, Breakpoint, Edit, EditOp, Pass, Until, When
-from app.domain.points import Point
 from app.domain.values import SessionId
 from app.messages import Paused
 from benchmarks.engine.live import LiveEngine, LiveTurn, random_tokens
@@ -48,10 +47,6 @@ class DecodeBench:
             Breakpoint("position", layers, Action.PAUSE, When(Pass.DECODE, position=NEVER)),
             Breakpoint("every", layers, Action.CAPTURE, When(Pass.DECODE, every=NEVER)),
         )
-        self._captured = [
-            Breakpoint(f"capture_{point}", layers[-1:], Action.CAPTURE, When(Pass.DECODE), point=point)
-            for point in (Point.RESID_POST, Point.Z, Point.MLP_POST)
-        ]
         steered_after = (live.info.num_layers // 5,)
         self._steering = Breakpoint("steer", steered_after, Action.EDIT, edits=(Edit(EditOp.SCALE, FACTOR),))
         self._kinds: dict[str, Callable[[], float]] = {
@@ -61,7 +56,6 @@ class DecodeBench:
             "unmatched": lambda: self._rate(self._open(*self._unmatched)),
             "beside_paused": self._rate_beside_paused,
             "beside_armed": lambda: self._rate([*self._open()[1:], self._live.open(self._unmatched)]),
-            "captured": lambda: self._rate([*self._open()[1:], self._live.open(self._captured)]),
             "steered": lambda: self._rate(self._open(self._steering)),
         }
 

@@ -137,7 +137,6 @@ def report_of(plan: Plan, found: Sequence[Measured], title: str = TITLE) -> Repo
             one.name, summaries[one.name], [summarize([run], planned, measured) for run in one.runs]
         )
     ]
-    budgets = {one.name: room for one in found if one.runs and (room := rows.device_mib(one.runs[0])) is not None}
     return Report(
         experiment="density",
         title=title,
@@ -159,7 +158,7 @@ def report_of(plan: Plan, found: Sequence[Measured], title: str = TITLE) -> Repo
             *rows.raw_tables(runs, measured.warmup_s),
             rows.wait_table(summaries),
         ),
-        charts=tuple(rows.charts(list(summaries), budgets)),
+        charts=tuple(rows.charts(list(summaries))),
         servers=tuple(Server.of(one.spec) for one in found),
         texts=Texts.of(plan.corpus),
         inputs={

@@ -245,8 +245,8 @@ def wait_table(summaries: Mapping[str, Summary]) -> Table:
     return Table(WAITS, rows, shown=False)
 
 
-def charts(targets: Sequence[str], budgets: Mapping[str, float]) -> Iterator[Chart]:
-    """The most important first. `budgets` are MiB of KV that devices have room for."""
+def charts(targets: Sequence[str]) -> Iterator[Chart]:
+    """The most important first."""
     yield Chart(
         "Time to first token, resumed turns",
         "Share of the resumed turns of all repeats whose first token had come by then. Further left is faster.",
@@ -281,27 +281,3 @@ def charts(targets: Sequence[str], budgets: Mapping[str, float]) -> Iterator[Cha
             SECONDS,
             "sessions",
         )
-    rooms = {
-        f"room on the device: {name}" if len(set(budgets.values())) > 1 else "room on the device": size
-        for name, size in budgets.items()
-    }
-    yield Chart(
-        "KV on the device",
-        "Bytes of KV that sessions hold there, and the room that there is, in the first repeat.",
-        "steps",
-        SAMPLES,
-        "at_s",
-        "device_MiB",
-        "target",
-        {"repeat": 0},
-        SECONDS,
-        "MiB",
-        levels=rooms,
-    )
-
-
-def device_mib(run: Run) -> float | None:
-    """MiB of KV for which the device has room, from how much of it was in use; None if that is not known."""
-    shares = [(one.bytes["device"], one.kv_used) for one in run.samples if "device" in one.bytes and one.kv_used]
-    held, used = max(shares, default=(0, None))
-    return None if not used else round(held / used / MIB, 2)
