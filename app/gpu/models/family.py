@@ -199,19 +199,20 @@ class OwnStack:
         kv_heads, self.head_dim = family.kv_shape(config)
         self.kv_heads = shard.share(kv_heads)
         self.dtype, self.device = weights.dtype, weights.device
-        self.states: list[LayerState] = [self._state(family, config, index) for index in range(self.num_layers)]
+        states = [self._state(family, config, index) for index in range(self.num_layers)]
+        self.states: Sequence[LayerState] = states
         self.max_model_len = max_model_len
         self._weights, self._shard, self.sites = weights, shard, Sites()
         tables = None if family.tables is None else family.tables(config, max_model_len, weights)
         self._layers, self._writers = list[Layer](), list[Mapping[Point, tuple[Linear, float]]]()
         for index in range(self.num_layers):
             with weights.bundle() as bundle:
-                first = state_bytes(self.states[:index])
+                first = state_bytes(states[:index])
                 parts = Parts(family, config, source, shard, bundle, self.device, self.dtype, self.sites, first)
                 self._layers.append(family.layer(attention, tables, index, parts))
-                state = self.states[index]
+                state = states[index]
                 if isinstance(state, FoldState):
-                    self.states[index] = replace(state, fits=parts.state_fits)
+                    states[index] = replace(state, fits=parts.state_fits)
                 self._writers.append(parts.writers)
         layer_bytes = source.nbytes // self.num_layers
         self._positions = None

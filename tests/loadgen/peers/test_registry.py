@@ -70,6 +70,7 @@ def test_servers_made_of_pytorch_get_the_type_that_is_measured_to_be_the_fastest
         assert all(min(seconds) > 0 for seconds in calibration.seconds.values())
         for peer in ("vllm", "transformers"):
             assert flags(peer, settings)["--dtype"] == calibration.dtype
+    assert calibration is not None
     ours = flags("djinn", settings)
     assert (ours["--dtype"], ours["--model"]) == ("auto", str(model / "checkpoint"))
     assert ours.get("--matmul-precision") == (None if calibration.dtype == "float32" else calibration.dtype)
