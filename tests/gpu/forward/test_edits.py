@@ -4,12 +4,16 @@ What an edit does to numbers is that of loops in plain torch: heads, neurons, le
 """
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
+from torch import Tensor
 
-from app.domain.breakpoints import ALL, LAST, Action, Edit, EditOp, Pass, Positions, When
+from app.domain.breakpoints import ALL, LAST, Action, Edit, EditOp, Gate, Part, PartKind, Pass, Positions, When
 from app.domain.errors import FieldOutOfRange
+from app.gpu.forward.boundary import apply_edit
+from app.gpu.forward.uploads import LoadedUploads
 from app.messages import Disarm
 from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt, vector
@@ -155,3 +159,59 @@ def test_steering_that_leads_out_of_the_numbers_fails_its_turn_alone(driver: Bre
     driver.do(Disarm(driver.ticket(), session))
     again = driver.turn(session, START, COUNT)
     assert again.tokens == plain
+
+
+NO_UPLOADS = LoadedUploads(torch.device("cpu")).get
+POSITIONS, HEADS, HEAD_DIM = 5, 4, 6
+WIDTH = HEADS * HEAD_DIM
+CHOSEN = {PartKind.HEADS: (1, 3), PartKind.NEURONS: (0, 5, 17)}
+
+
+def numbers(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+HIDDEN, ALONG = numbers(POSITIONS, WIDTH, seed=1), numbers(WIDTH, seed=2)
+FIELDS: list[dict[str, object]] = [
+    {},
+    {"keep_norm": True},
+    {"max_norm": 0.75},
+    {"gate": Gate(data_of(ALONG), above=0.5)},
+    {"gate": Gate(data_of(ALONG), above=-4.0, below=2.0), "keep_norm": True},
+]
+
+
+def by_hand(edit: Edit, vector: Tensor) -> Tensor:
+    """The formulas of the documentation, one position and one `h` after the other."""
+    places = [torch.arange(WIDTH)]
+    if edit.part is not None and edit.part.kind is PartKind.HEADS:
+        places = [torch.arange(head * HEAD_DIM, (head + 1) * HEAD_DIM) for head in edit.part.chosen]
+    elif edit.part is not None:
+        places = [torch.tensor(edit.part.chosen)]
+    wanted = HIDDEN.clone()
+    for position, place in product(range(POSITIONS), places):
+        along = float(HIDDEN[position].double() @ ALONG.double())
+        if edit.gate and (along <= (edit.gate.above or 0) or along >= (edit.gate.below or 1e9)):
+            continue
+        own = vector[place] if len(vector) == WIDTH else vector
+        op = EditOp.REPLACE if edit.op is EditOp.ABLATE and edit.vector else edit.op
+        before = HIDDEN[position, place]
+        after = edited(op, before, edit.factor, own, edit.max_norm)
+        wanted[position, place] = after * (before.norm() / after.norm() if edit.keep_norm and after.any() else 1)
+    return wanted
+
+
+@pytest.mark.parametrize("of", ["whole", "part"])
+@pytest.mark.parametrize("kind", [None, *CHOSEN])
+@pytest.mark.parametrize("op", EditOp)
+@pytest.mark.parametrize("fields", FIELDS, ids=["plain", "keep_norm", "max_norm", "above", "between"])
+def test_an_edit_is_its_formula(op: EditOp, kind: PartKind | None, fields: dict[str, object], of: str) -> None:
+    part = kind and Part(kind, CHOSEN[kind], HEADS if kind is PartKind.HEADS else WIDTH)
+    size = WIDTH if of == "whole" or kind is None else HEAD_DIM if kind is PartKind.HEADS else len(CHOSEN[kind])
+    vector = 3 * numbers(size, seed=3)
+    edit = Edit(op, FACTORS.get(op, 1.0), None if op is EditOp.SCALE else data_of(vector), part=part, **fields)  # type: ignore[arg-type]
+    found = HIDDEN.clone()
+    apply_edit(found, edit, NO_UPLOADS)
+    torch.testing.assert_close(found, by_hand(edit, vector), rtol=1e-5, atol=1e-5)
+    if fields.keys() == {"gate"}:
+        assert 0 < int((found != HIDDEN).any(1).sum()) < POSITIONS
