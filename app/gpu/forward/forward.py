@@ -351,7 +351,8 @@ class Runner:
         """None if memory is too short: an exception would keep the tensors of its frames until it is handled.
         `half_states` are what earlier cuts of rows that pause have left.
         """
-        step, states = None, None
+        step: LaunchedStep | None = None
+        states: RowStates | None = None
         try:
             self._staging.begin()
             stack, graphs, put = self.stack, self._graphs, self._staging.put
