@@ -48,6 +48,8 @@ QUEUES_KEPT = 5
 """Samples of the queue: a finding that comes and goes could not be read."""
 HORIZON_S = 120.0
 """Over how long means go for what there is room for."""
+FORGOTTEN = 1e-3
+"""What a mean has come to a quarter of an hour after the last turn: nothing."""
 MANY_WAITING = 0.5
 """Turns in the queue, on average: more agents would only make it longer."""
 
@@ -134,7 +136,8 @@ class Findings:
         weight = SAMPLE_S / HORIZON_S
         for name in _Means.__slots__:
             mean = getattr(self._means, name)
-            setattr(self._means, name, mean + weight * (getattr(now, name) - mean))
+            mean += weight * (getattr(now, name) - mean)
+            setattr(self._means, name, mean if mean > FORGOTTEN else 0.0)
 
     def tell(self, memory: MemoryMap | None, owner: str | None, *, is_operator: bool) -> list[Finding]:
         """All that this caller may know, the gravest first. An operator, and everybody where there are no tenants,
@@ -160,7 +163,7 @@ class Findings:
     def capacity(self, memory: MemoryMap) -> Capacity | None:
         """What there is room for, if the next agents do as those of the last minutes; None where nothing was done."""
         means = self._means
-        if not means.kv_of_working:
+        if not means.working or not means.kv_of_working:
             return None
         each = means.kv / means.agents
         works = min(1.0, means.working / means.agents)
