@@ -9,7 +9,6 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader
 
-from loadgen.report.drawing import to_png, to_svg
 from loadgen.report.origin import Server, require_same_flags
 from loadgen.report.report import Chart, Report, failure_table, result_path, write_report
 from loadgen.report.tables import Cell, Figure, Row, Table, figure_table, mark
@@ -37,6 +36,8 @@ def shown_charts(report: Report) -> list[Chart]:
 
 def write_page(report: Report, path: Path) -> Path:
     """Write the page to a new file; returns `path`. Raises OSError, FileExistsError if the file is there already."""
+    from loadgen.report.drawing import to_svg  # Matplotlib need not be where reports are made
+
     numbers = iter(range(len(report.charts)))
     text = (
         environment()
@@ -72,6 +73,8 @@ def server_table(servers: Sequence[Server]) -> Table:
 
 def write_pictures(report: Report, path: Path) -> list[Path]:
     """Write each chart beside the page of that `path`, as PAGE-CHART.png; returns their paths. Raises OSError."""
+    from loadgen.report.drawing import to_png
+
     written: list[Path] = []
     seen: Counter[str] = Counter()
     for chart in shown_charts(report):
