@@ -14,9 +14,11 @@ import os
 import select
 import socket
 import struct
+import sys
 import tempfile
 import threading
 import time
+from array import array
 from collections import deque
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,12 @@ READ_BYTES = 1 << 18
 MOST_DESCRIPTORS = 16
 """In one read: Linux gives those of one header at a time."""
 SLICE_S = 0.5
+PAUSE_S = 0.01
+"""Until what no event tells of is looked at again: whether descriptors are free."""
+LOOK = socket.MSG_PEEK if sys.platform == "linux" else 0
+"""A descriptor for which this process has no room is lost to it once it is read. Linux gives descriptors to who only
+looks, so what comes is read when they have been taken.
+"""
 
 Waiting = tuple[memoryview, int | None]
 """What is to be written, and the descriptor that goes with it."""
@@ -57,10 +65,15 @@ class Channel:
         self._writing = threading.Lock()
         self._is_full = threading.Event()
         """Whether frames wait for room in the socket."""
+        self._has_too_many = False
+        """Whether the other process has yet to take so many descriptors that the system lets no more be sent."""
         self._closed = threading.Event()
         self._read = bytearray()
         self._descriptors: deque[int] = deque()
         """Those that have come, in the order of their headers."""
+        self._spares: list[int] = []
+        """One, whose closing makes room for one that comes when the process has as many as it may have."""
+        self._keep_spare()
         threading.Thread(target=self._write_when_there_is_room, name="djinn-frames", daemon=True).start()
 
     def send(self, data: bytes) -> None:
@@ -77,9 +90,9 @@ class Channel:
         poll.register(self._socket, select.POLLIN)
         while (frame := self._take()) is None:
             left = deadline - time.monotonic()
-            if not poll.poll(max(0.0, left) * 1000) and left <= 0:
+            if not (poll.poll(max(0.0, left) * 1000) and self._fill()) and left <= 0:
                 return None
-            self._fill()
+        self._keep_spare()
         return frame
 
     def close(self) -> None:
@@ -87,6 +100,10 @@ class Channel:
         self._closed.set()
         self._is_full.set()
         self._socket.close()
+        with self._writing:
+            self._drop()
+        while _close_last(self._descriptors) or _close_last(self._spares):
+            pass
 
     def wait_until_closed(self) -> None:
         """Wait until the other process has closed its end, or has ended. Reads nothing; any thread may call it."""
@@ -103,18 +120,33 @@ class Channel:
         """Whether anything waits to be written."""
         return self._begun is not None or bool(self._waiting)
 
-    def _fill(self) -> None:
+    def _fill(self) -> bool:
+        """Whether anything has been read."""
         try:
-            flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-            found, descriptors, *_ = socket.recv_fds(self._socket, READ_BYTES, MOST_DESCRIPTORS, flags)
+            # Not by `recv_fds`: it ignores flags.
+            flags = LOOK | getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+            room = socket.CMSG_LEN(MOST_DESCRIPTORS * array("i").itemsize)
+            found, beside, told, _ = self._socket.recvmsg(READ_BYTES, room, flags)
+            if LOOK and told & socket.MSG_CTRUNC:  # no room for a descriptor
+                if not _close_last(self._spares):
+                    self._closed.wait(PAUSE_S)
+                return False
+            self._descriptors += [each for _, _, data in beside for each in array("i", data)]
+            if LOOK and found:
+                self._socket.recv(len(found))
         except BlockingIOError:
-            return
+            return False
         except OSError:
-            found, descriptors = b"", []
-        self._descriptors += descriptors
+            found = b""
         if not found:
             raise Closed
         self._read += found
+        return True
+
+    def _keep_spare(self) -> None:
+        if not self._spares and not self._closed.is_set():
+            with contextlib.suppress(OSError):
+                self._spares.append(os.open(os.devnull, os.O_RDONLY))
 
     def _take(self) -> bytes | memoryview | None:
         """The next frame of what has been read; None if none is whole."""
@@ -129,9 +161,11 @@ class Channel:
         del self._read[:end]
         if place == BEHIND:
             return frame
-        if not self._descriptors:  # this process may have no more of them: the frame is lost
-            raise Closed
-        return _map(self._descriptors.popleft(), length)
+        try:
+            descriptor = self._descriptors.popleft()
+        except IndexError:  # elsewhere than on Linux it is lost if there was no room; or `close` has closed it
+            raise Closed from None
+        return _map(descriptor, length)
 
     def _flush(self, *, in_turn: bool = False) -> None:
         """Write what waits, as far as there is room, unless another thread does: it then takes this thread's frame.
@@ -147,6 +181,7 @@ class Channel:
 
     def _write(self) -> bool:
         """Whether all has been written."""
+        self._has_too_many = False
         while (begun := self._next()) is not None:
             data, shared = begun
             try:
@@ -154,7 +189,8 @@ class Channel:
             except BlockingIOError:
                 return False
             except OSError as error:
-                if error.errno == errno.ETOOMANYREFS:  # the other process has yet to take many
+                if error.errno == errno.ETOOMANYREFS:
+                    self._has_too_many = True
                     return False
                 self._drop()
                 return True
@@ -179,7 +215,10 @@ class Channel:
 
     def _write_when_there_is_room(self) -> None:
         while self._is_full.wait() and not self._closed.is_set():
-            self._wait_for(select.POLLOUT, SLICE_S)
+            if self._has_too_many:  # there is room, of which the socket would tell at once
+                self._closed.wait(PAUSE_S)
+            else:
+                self._wait_for(select.POLLOUT, SLICE_S)
             self._is_full.clear()
             if self._closed.is_set():  # what `close` has set may just have been cleared
                 return
@@ -214,8 +253,20 @@ def _unnamed_file() -> int:
         return os.dup(file.fileno())
 
 
+def _close_last(descriptors: deque[int] | list[int]) -> bool:
+    """Whether there was one."""
+    with contextlib.suppress(IndexError):  # another thread may just have taken it
+        os.close(descriptors.pop())
+        return True
+    return False
+
+
 def _map(descriptor: int, length: int) -> memoryview:
     try:
         return memoryview(mmap.mmap(descriptor, length, access=mmap.ACCESS_READ))
+    except OSError:  # it takes one more descriptor, and there may be none
+        with open(descriptor, "rb", closefd=False) as file:
+            file.seek(0)
+            return memoryview(file.read())
     finally:
         os.close(descriptor)

@@ -295,6 +295,7 @@ class EngineProcess:
                 self._tell(stalls.news(), deliver)
                 continue
             frame = decode(data)
+            del data  # may be much memory
             stalls.hear(frame.busy_s if isinstance(frame, Beat) else None)
             self._tell(stalls.news(), deliver)
             if isinstance(frame, list):

@@ -166,6 +166,7 @@ class _Host:
                 data = self._channel.receive(BEAT_S)
                 if data is not None and not self._take(data):
                     return
+                del data  # may be much memory
         except Closed:
             os._exit(ORPHANED)
         except Exception:

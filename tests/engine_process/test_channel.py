@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import resource
 import socket
 import threading
 import types
@@ -67,6 +68,34 @@ def test_a_small_frame_does_not_wait_until_large_ones_are_read(ends: tuple[Chann
         one.send(b"token")
         assert [other.receive(SECONDS) for _ in range(301)] == [*large, b"token"]
         assert len(os.listdir("/dev/fd")) == before
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_frames_come_while_descriptors_are_short(ends: tuple[Channel, Channel], free: int) -> None:
+    one, other = ends
+    large = [bytes([number]) * (2 * SHARED_BYTES) for number in range(4)]
+    for frame in large[:3]:
+        one.send(frame)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(lowest := os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + free, hard))
+    try:
+        received = [other.receive(SECONDS) for _ in range(3)]
+        one.send(large[3])
+        received.append(other.receive(SECONDS))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert received == large
+
+
+def test_an_end_that_closes_keeps_no_descriptor() -> None:
+    before = len(os.listdir("/dev/fd"))
+    one, other = map(Channel, socket.socketpair())
+    for size in (*[SHARED_BYTES] * 64, 2 * SHARED_BYTES):  # the last waits for room
+        one.send(bytes(size))
+    one.close()
+    other.close()
+    assert len(os.listdir("/dev/fd")) == before
 
 
 def test_frames_of_several_threads_do_not_mix(ends: tuple[Channel, Channel]) -> None:

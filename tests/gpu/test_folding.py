@@ -12,6 +12,7 @@ import torch
 from app.domain.breakpoints import Action, Edit, EditOp, Gate, Until
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import KVBudget, KVPolicy, Phase, SessionId, StopRule, Tier
+from app.gpu.forward.forward import RowStates
 from app.gpu.startup.loader import load_engine
 from app.messages import Export, Import, Open, Rewind, TurnFinished
 from app.model_store.resolve import ResolvedModel, resolve
@@ -353,6 +354,25 @@ def test_a_step_that_does_not_fit_leaves_states_as_they_were(hybrid: Served) -> 
     turn = driver.turn(driver.open_armed(1, once=True), new := prompt(chance, 12), 5)
     driver.run(turn)  # one part of the pass goes on from what the one before has left half way up
     assert turn.tokens == hybrid.greedy(tuple(new), 5)
+
+
+@torch.inference_mode()
+def test_a_step_that_folds_in_place_is_split_before_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served, chance, short = Served("mamba2", tmp_path), random.Random(5), list[int]()
+    driver, read = served.make(), RowStates.read
+
+    def read_if_few(states: RowStates) -> None:
+        if states.in_place and len(states._rows) > 1:
+            short.append(len(states._rows))
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        read(states)
+
+    monkeypatch.setattr(RowStates, "read", read_if_few)
+    prompts = [prompt(chance, 5) for _ in range(2)]
+    turns = [driver.begin(driver.open(), new, 5) for new in prompts]
+    driver.settle(*turns)
+    assert short
+    assert [turn.tokens for turn in turns] == [served.greedy(tuple(new), 5) for new in prompts]
 
 
 @torch.inference_mode()

@@ -352,7 +352,7 @@ class Runner:
         `half_states` are what earlier cuts of rows that pause have left.
         """
         step: LaunchedStep | None = None
-        states: RowStates | None = None
+        folds_in_place = False
         try:
             self._staging.begin()
             stack, graphs, put = self.stack, self._graphs, self._staging.put
@@ -371,6 +371,7 @@ class Runner:
                 if states is not None:
                     states.read()
                     batch = states.give_all(batch)
+                    folds_in_place = states.in_place
                 if graphs is not None:
                     step.launch(graphs.replay_whole(token_ids, batch))
                     self._replayed += 1
@@ -394,10 +395,10 @@ class Runner:
                 if graphs is not None and not forward.replayed:
                     graphs.record_due()
         except Exception as error:
-            if not is_out_of_memory(error) or (states is not None and states.in_place):
-                raise
             if step is not None:
                 step.abandon()
+            if folds_in_place or not is_out_of_memory(error):  # states that tokens may have been folded into are lost
+                raise
             return None
         self._followed += before is not None
         self._tokens += len(token_ids)
@@ -433,7 +434,7 @@ class RowStates:
     comes back when the pass goes on.
 
     On a CPU a plain step, whose rows have one token and run all layers, folds into those in the pool: there a copy of a
-    state takes as long as to fold a token. If memory is too short for such a step, its turns end.
+    state takes as long as to fold a token. If memory is too short once its layers run, the step's turns end.
     """
 
     def __init__(
