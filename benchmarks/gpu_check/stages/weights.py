@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -203,6 +204,14 @@ class DoubleBuffer:
             there = self._stream.record_event()
         return partial(torch.cuda.current_stream().wait_event, there)
 
+    def close(self) -> None:
+        """Wait for what is on its way, and give the file back."""
+        for wait in self._coming:
+            wait()
+        if self._target.type == "cpu":
+            self._thread.shutdown()
+            self._file.close()
+
     @torch.inference_mode()
     def time(self, prompt: list[int], tokens: int) -> Timed:
         """One session: a prompt, and a few tokens after it."""
@@ -296,9 +305,9 @@ def stage_weights(context: StageContext) -> None:
             return
     prompt = random_tokens(Random(1), plan.prompt)
     with tempfile.TemporaryDirectory() as folder:
-        hand_written = DoubleBuffer(model, context.device, Path(folder))
-        hand_written.time(prompt[:1], 2)
-        found = hand_written.time(prompt, plan.tokens)
+        with closing(DoubleBuffer(model, context.device, Path(folder))) as hand_written:
+            hand_written.time(prompt[:1], 2)
+            found = hand_written.time(prompt, plan.tokens)
         context.journal.value("Hand-written double buffer, tokens, batch 1", "tok/s", found.tokens_per_s)
         rate = own[min(own)].tokens_per_s / found.tokens_per_s
         context.journal.value("Djinn's tokens / those of the hand-written double buffer", "×", rate)
