@@ -82,7 +82,13 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it takes new work."""
     left: bool = False
     """Whether it ends, and all its sessions have gone to others."""
-    load: Load = Load(0.0, 0)
+    reported: Load | None = msgspec.field(default=None, name="load")
+    """None before its first measurement."""
+
+    @property
+    def load(self) -> Load:
+        """How busy it is. Before its first measurement it counts as full."""
+        return self.reported or Load(0.0, 0)
 
     def proven(self, key: ClusterKey) -> Member:
         """The same member with a proof that it has the cluster's key."""

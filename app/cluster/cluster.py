@@ -53,7 +53,7 @@ class Cluster:
     ) -> None:
         """`directory` is that of the tenants."""
         self.membership = membership
-        self.fleet = Fleet(membership.name, lambda: membership.members, (settings.host, settings.port))
+        self.fleet = Fleet(membership.name, lambda: membership.members)
         self.hops = Hops(self.fleet, key, membership.changed)
         self.owners = Owners(self.fleet, membership, self.hops, registry.table, bound, responses)
         self._tasks, calls = Tasks(), PeerCalls(self.hops)

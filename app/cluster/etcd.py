@@ -59,8 +59,14 @@ class EtcdStore(Store):
             timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
         )
 
+    async def read(self, key: str) -> str | None:
+        # That key alone: etcd counts all keys of a range, also beyond the limit.
+        found = (await self._ask("kv/range", {"key": self._key(key)})).get("kvs")
+        return _text(found[0].get("value", "")) if found else None
+
     async def read_all(self, prefix: str, after: str = "", most: int = 0) -> dict[str, str]:
-        asked = {**self._range(prefix), "limit": most, "sort_order": "ASCEND", "sort_target": "KEY"}
+        # Without a sort they come by key, and etcd stops at the limit. With one it reads the whole range first.
+        asked = {**self._range(prefix), "limit": most}
         if after:
             asked["key"] = self._key(f"{after}\0")
         answer = await self._ask("kv/range", asked)

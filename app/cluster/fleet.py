@@ -31,13 +31,13 @@ class State(enum.Enum):
 class Replica:
     """One server: what it reports, and what this server has found out since."""
 
-    def __init__(self, name: str, members: Members, here: tuple[str, int] | None = None) -> None:
-        """`here` is the address of this server, which is present whatever the store says. None: it is another one."""
+    def __init__(self, name: str, members: Members, *, is_here: bool = False) -> None:
+        """`is_here`: it is this server, which is present whatever the store says."""
         self.name = name
         self.placed = 0
         """New sessions that were placed there since it last reported its load."""
         self._members = members
-        self._here = here
+        self._is_here = is_here
         self._last = members().get(name) or Member(name=name, url="", journal="")
         self._away_until = -math.inf
 
@@ -52,7 +52,7 @@ class Replica:
     @property
     def is_member(self) -> bool:
         """Whether it holds its lease, as far as is known here."""
-        return self._here is not None or self.name in self._members()
+        return self._is_here or self.name in self._members()
 
     @property
     def state(self) -> State:
@@ -64,14 +64,14 @@ class Replica:
         return State.READY if self.seen.ready else State.REFUSES
 
     def shun(self, seconds: float) -> None:
-        """Treat it as away for that many seconds, as it has not answered; 0 ends that. This server is never away."""
-        self._away_until = time.monotonic() + seconds if self._here is None else -math.inf
+        """Treat it as away for at least that many seconds, as it has not answered; 0 ends that."""
+        self._away_until = max(self._away_until, time.monotonic() + seconds) if seconds else -math.inf
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port. This server may not reach itself at its URL."""
+        """Host and port."""
         parts = urlsplit(self.seen.url)
-        return self._here or (parts.hostname or "", parts.port or 80)
+        return parts.hostname or "", parts.port or 80
 
     @property
     def takes_sessions(self) -> bool:
@@ -90,10 +90,10 @@ class Replica:
 class Fleet:
     """All replicas that have been there since this server began. Used on the event loop only."""
 
-    def __init__(self, here: str, members: Members, address: tuple[str, int]) -> None:
-        """`here` is the server's own name, and `address` where it listens."""
+    def __init__(self, here: str, members: Members) -> None:
+        """`here` is the server's own name."""
         self.here = here
-        self.own = Replica(here, members, address)
+        self.own = Replica(here, members, is_here=True)
         self._members = members
         self._replicas = {here: self.own}
 

@@ -52,7 +52,7 @@ class Forwarding:
 
     def __init__(self, app: ASGIApp, fleet: Fleet, owners: Owners, hops: Hops, requests: Counter) -> None:
         """`requests` counts them, by whether they start a turn, and by one of `WAYS`."""
-        self.app = app
+        hops.inside = self.app = app
         self.fleet = fleet
         self.owners = owners
         self.hops = hops
@@ -131,13 +131,8 @@ class Forwarding:
         is_delete, answers, lost = scope["method"] == "DELETE", list[tuple[Message, bytes]](), None
         for replica in replicas:
             try:
-                if replica is self.fleet.own:  # over a hop its body would count twice
-                    said = list[Message]()
-                    await self.app({**scope, "state": dict(scope["state"])}, body.again(), _keeper(said))
-                    answers.append((said[0], b"".join(each.get("body", b"") for each in said)))
-                else:
-                    async with self.hops.passing(replica, scope, body) as answer:
-                        answers.append((_start(answer), await answer.read()))
+                async with self.hops.passing(replica, scope, body) as answer:
+                    answers.append((_start(answer), await answer.read()))
             except (ReplicaAway, ReplicaLost) as error:
                 if not is_delete:
                     raise
@@ -252,13 +247,6 @@ class Forwarding:
             self.requests.labels(turn, way).inc()
 
 
-def _keeper(said: list[Message]) -> Send:
-    async def keep(message: Message) -> None:
-        said.append(message)
-
-    return keep
-
-
 def _start(answer: Answer) -> Message:
     """The head for the client. This server counts its requests, and the other one its tokens."""
     headers = [
@@ -274,5 +262,5 @@ async def _pass(answer: Answer, send: Send) -> None:
     await send(_start(answer))
     is_over = False
     while not is_over:
-        part, is_over = await answer.wire.part()
+        part, is_over = await answer.part()
         await send({"type": "http.response.body", "body": part, "more_body": not is_over})

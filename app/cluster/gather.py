@@ -188,8 +188,8 @@ async def _events_of(answer: Answer) -> Events:
     rest, is_over = b"", False
     while not is_over and len(rest) <= LONGEST_EVENT:
         try:
-            part, is_over = await answer.wire.part()
-        except WireLost:
+            part, is_over = await answer.part()
+        except (WireLost, ReplicaLost):
             return
         *blocks, rest = (rest + part).split(b"\n\n")
         for block in blocks:

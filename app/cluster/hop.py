@@ -1,5 +1,8 @@
 """Sends clients' requests to another replica, one hop away, and passes the answers back.
 
+What is for this replica itself, among others, needs no connection: there may be none left, and a server that drains
+accepts none.
+
 A request that has come over a hop is answered or turned away, and never sent on. The header `Djinn-Hop` marks it: with
 the name of the replica that sent it, and a proof that this has the cluster's key. An answer may take long, and the
 connection is silent meanwhile. So the other replica is watched: its requests are cut as soon as it loses its lease, or
@@ -12,13 +15,14 @@ import asyncio
 import contextlib
 import logging
 import math
+import socket
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from starlette.exceptions import HTTPException
-from starlette.types import Message, Receive, Scope
+from starlette.types import ASGIApp, Message, Receive, Scope
 
 from app.cluster.fleet import Fleet, Replica
 from app.cluster.key import ClusterKey
@@ -39,6 +43,8 @@ KEPT_BYTES = 1 << 20
 """How much of a body is kept while it is sent on. A longer one cannot be sent to a second replica."""
 LARGEST = 64 << 20
 """Most bytes of an answer that is read whole."""
+WAITING = 64
+"""How many messages of this replica's own answer may wait for who reads it."""
 REPEATABLE = (b"GET", b"HEAD", b"OPTIONS")
 """Methods of requests that do no harm if they are done twice."""
 HOP_HEADER = b"djinn-hop"
@@ -184,18 +190,21 @@ class Body:
 
 @dataclass(slots=True)
 class Answer:
-    """A replica's answer: its head, and its body as `wire` brings it."""
+    """A replica's answer: its head, and its body as it comes."""
 
     replica: Replica
     status: int
     headers: Headers
-    wire: Wire
+    part: Callable[[], Awaitable[tuple[bytes, bool]]]
+    """The next part of the body, and whether it is the last. Raises `WireLost`, and `ReplicaLost` for this replica."""
+    hand_over: Callable[[], socket.socket] | None = None
+    """The connection after a 101: see `Wire.hand_over`. None: there is no connection."""
 
     async def read(self, most: int = LARGEST) -> bytes:
         """The whole body. Raises `ReplicaLost` for one with more bytes than `most`, `WireLost`."""
         content, is_over = bytearray(), False
         while not is_over:
-            part, is_over = await self.wire.part()
+            part, is_over = await self.part()
             content += part
             if len(content) > most:
                 raise ReplicaLost(f"the answer of replica {self.replica.name} is too large")
@@ -203,12 +212,14 @@ class Answer:
 
 
 class Hops:
-    """Sends requests to replicas. This one answers GETs as if another had sent them. Used on the event loop only."""
+    """Sends requests to other replicas, or to this one itself. Used on the event loop only."""
 
     def __init__(self, fleet: Fleet, key: ClusterKey, changed: Callable[[], Awaitable[object]]) -> None:
         """`changed` returns when replicas have come or gone."""
         self.fleet = fleet
         self.key = key
+        self.inside: ASGIApp
+        """What answers requests at this server."""
         self.idle = asyncio.Event()
         """Set while no answer is being passed to a client."""
         self.idle.set()
@@ -247,6 +258,10 @@ class Hops:
         """The replica's answer to a client's request, within the block. If the client goes away, the connection to the
         replica ends too. Raises `Gone`, `ReplicaAway` (nothing was done), `ReplicaLost`.
         """
+        if replica is self.fleet.own:
+            async with self._asking_here(scope, body.again()) as answer:
+                yield answer
+            return
         self._passing += 1
         self.idle.clear()
         try:
@@ -263,11 +278,28 @@ class Hops:
             if not self._passing:
                 self.idle.set()
 
-    def getting(self, replica: Replica, scope: Scope, path: bytes = b"") -> AbstractAsyncContextManager[Answer]:
+    @contextlib.asynccontextmanager
+    async def getting(self, replica: Replica, scope: Scope, path: bytes = b"") -> AsyncIterator[Answer]:
         """The replica's answer to a GET in the name of the client whose request has that `scope`: of the request's
         path, or of another. Raises `ReplicaAway`, `ReplicaLost`.
         """
-        return self.asking(replica, b"GET", path or target_bytes(scope), forwarded(scope, body=False))
+        target, headers = path or target_bytes(scope), forwarded(scope, body=False)
+        if replica is not self.fleet.own:
+            async with self.asking(replica, b"GET", target, headers) as answer:
+                yield answer
+            return
+        raw_path, _, query = target.partition(b"?")
+        asked = {**scope, "type": "http", "method": "GET", "headers": headers, "raw_path": raw_path}
+        asked |= {"path": unquote(raw_path.decode("latin-1")), "query_string": query}
+        to_come: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
+
+        async def receive() -> Message:
+            if not to_come:
+                await asyncio.Event().wait()  # for ever: who asks ends the task instead
+            return to_come.pop()
+
+        async with self._asking_here(asked, receive) as answer:
+            yield answer
 
     async def get(
         self, replicas: Iterable[Replica], scope: Scope, path: bytes, patience_s: float
@@ -321,7 +353,7 @@ class Hops:
                         if may_repeat and wire.was_used and not (body is not None and body.is_gone):
                             continue  # it had just closed
                         raise
-                    yield Answer(replica, status, end_to_end(found), wire)
+                    yield Answer(replica, status, end_to_end(found), wire.part, wire.hand_over)
                     return
                 finally:
                     if watching is not None:
@@ -342,6 +374,35 @@ class Hops:
             raise ReplicaLost(f"{message}; whether the request was done is not known") from error
         finally:
             under_way.discard(abort)
+
+    @contextlib.asynccontextmanager
+    async def _asking_here(self, scope: Scope, receive: Receive) -> AsyncIterator[Answer]:
+        """The answer of this server, without a connection. Raises `ReplicaLost` if there is none, or only a part."""
+        messages = asyncio.Queue[Message](WAITING)
+
+        async def run() -> None:
+            try:
+                await self.inside({**scope, "state": dict(scope["state"])}, receive, messages.put)
+            except Exception:  # whatever it is, who waits for the answer must hear that none comes
+                logger.exception("this replica could not answer for itself")
+            await messages.put({"type": "over"})
+
+        async def next_of(kind: str) -> Message:
+            if (message := await messages.get())["type"] != kind:
+                raise ReplicaLost("this replica has not answered to the end")
+            return message
+
+        async def part() -> tuple[bytes, bool]:
+            message = await next_of("http.response.body")
+            return message.get("body", b""), not message.get("more_body", False)
+
+        running = asyncio.create_task(run())
+        try:
+            start = await next_of("http.response.start")
+            yield Answer(self.fleet.own, start["status"], end_to_end(start.get("headers", [])), part)
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
 
     # Replicas that are lost.
 

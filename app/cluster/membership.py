@@ -154,7 +154,7 @@ class Membership:
 
     def say(self, *, ready: bool, left: bool, load: Load | None) -> None:
         """Announce this from now on. A load goes out once a second at most, the others at once."""
-        before, self._me = self._me, replace(self._me, ready=ready, left=left, load=load or self._me.load)
+        before, self._me = self._me, replace(self._me, ready=ready, left=left, reported=load or self._me.reported)
         if (ready, left) != (before.ready, before.left):
             self._news.set()
 

@@ -15,7 +15,7 @@ from websockets.frames import CloseCode
 from app.cluster.fleet import Replica
 from app.cluster.hop import HOP_HEADER, Hops, end_to_end, forwarded, moved_to, target_bytes
 from app.cluster.owners import RESPONSES, Owner, Owners, path_of, previous_response
-from app.cluster.wires import CONNECT_S
+from app.cluster.wires import CONNECT_S, Headers
 from app.domain.errors import DjinnError, ReplicaAway, ReplicaLost, ReplicaMoving
 from app.web.middleware import SESSION_HEADER, TOKEN_HEADER
 
@@ -93,29 +93,38 @@ class Sockets:
         async def receive_again() -> Message:
             return before.pop(0) if before else await receive()
 
-        async def send_on(message: Message) -> None:
-            if not (is_open and message["type"] == "websocket.accept"):
+        denied: Headers | None = None
+
+        async def send_own(message: Message) -> None:
+            nonlocal denied
+            is_denial = message["type"] == "websocket.http.response.start"
+            if is_denial and (is_open or moved_to(message["headers"]) is not None):
+                denied = message["headers"]
+            if denied is None and not (is_open and message["type"] == "websocket.accept"):
                 await send(message)
 
         for is_last in (False, True):
-            if owner.replica is self._hops.fleet.own and owner.seek is None:  # it is here
-                await self._app(scope, receive_again, send_on)
-                return
-            try:
-                connection = await self._connect(owner.replica, scope)
-                break
-            except InvalidStatus as refused:
-                answer = refused.response
-                items = [
-                    (name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers.raw_items()
-                ]
-                headers = [each for each in end_to_end(items) if each[0] != b"content-length"]
-                moved = moved_to(headers)
-                if moved is None and not is_open:
-                    start = {"type": "websocket.http.response.start", "status": answer.status_code}
-                    await send({**start, "headers": headers})
-                    await send({"type": "websocket.http.response.body", "body": answer.body or b""})
+            if owner.replica is self._hops.fleet.own:
+                await self._app(scope, receive_again, send_own)
+                if denied is None:
                     return
+                moved = moved_to(denied)
+            else:
+                try:
+                    connection = await self._connect(owner.replica, scope)
+                    break
+                except InvalidStatus as refused:
+                    answer = refused.response
+                    items = [
+                        (name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers.raw_items()
+                    ]
+                    headers = [each for each in end_to_end(items) if each[0] != b"content-length"]
+                    moved = moved_to(headers)
+                    if moved is None and not is_open:
+                        start = {"type": "websocket.http.response.start", "status": answer.status_code}
+                        await send({**start, "headers": headers})
+                        await send({"type": "websocket.http.response.body", "body": answer.body or b""})
+                        return
             next_owner = None if is_last else await self._moved(owner, moved)
             if next_owner is None:
                 raise ReplicaMoving("the session moves on, or is refused there: connect again")

@@ -18,7 +18,7 @@ from app.cluster.key import ClusterKey
 from app.cluster.owners import Owners
 from app.domain.errors import DirectoryAway, PeerStranger
 from app.web.middleware import RequestMiddleware
-from tests.cluster.pair import KEY, free_port
+from tests.cluster.pair import KEY
 from tests.errors import error_response
 from tests.serving import PromptServer
 
@@ -99,8 +99,7 @@ def serving_door(urls: Mapping[str, str], known: Known | None = None, inside: AS
     known.members = {HERE: member(HERE, "http://127.0.0.1:1", role="prefill")}
     known.members |= {name: member(name, url) for name, url in urls.items()}
     known.known = known.known or set(known.members)
-    port = free_port()
-    fleet, registry = Fleet(HERE, lambda: known.members, ("127.0.0.1", port)), CollectorRegistry()
+    fleet, registry = Fleet(HERE, lambda: known.members), CollectorRegistry()
     hops = Hops(fleet, ClusterKey(KEY.encode()), known.changed)
     none: Any = Nothing()
     owners = Owners(fleet, known, hops, none, none, none)  # type: ignore[arg-type]
@@ -128,7 +127,7 @@ def serving_door(urls: Mapping[str, str], known: Known | None = None, inside: AS
             await receive()
         await send({"type": "lifespan.shutdown.complete"})
 
-    with _served(serve, port, lifespan="on") as url:
+    with _served(serve, lifespan="on") as url:
         yield Door(url, fleet, known, registry)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from app.cluster.claims import Load
+from app.cluster.claims import Load, Member, decode
 from app.cluster.fleet import Fleet
 from app.cluster.moves.draining import AT_A_LOOK
 from app.domain.errors import ReplicaAway
@@ -18,14 +18,16 @@ from tests.waiting import wait_until
 
 
 def _fleet(here: str = "a", **loads: Load) -> tuple[Fleet, Known]:
-    known = Known({name: replace(member(name, "http://h:1"), load=load) for name, load in loads.items()})
-    return Fleet(here, lambda: known.members, ("h", 1)), known
+    known = Known({name: replace(member(name, "http://h:1"), reported=load) for name, load in loads.items()})
+    return Fleet(here, lambda: known.members), known
 
 
 def test_new_sessions_go_where_there_is_room_and_spread_until_the_next_word() -> None:
+    older = decode(Member, '{"name": "a", "url": "", "journal": "", "load": null}')
+    assert older.load == Load(0.0, 0), "it has not measured it yet"
     fleet, known = _fleet(a=Load(0.50, 0), b=Load(0.55, 9))
     assert [fleet.place().name for _ in range(6)] == ["b", "b", "b", "a", "b", "a"]
-    known.members["b"] = replace(known.members["b"], load=Load(0.55, 9, 0.1))
+    known.members["b"] = replace(known.members["b"], reported=Load(0.55, 9, 0.1))
     assert [fleet.place().name for _ in range(2)] == ["b", "b"]
     assert _fleet(a=Load(1, 5), b=Load(1, 4))[0].place().name == "b", "of equal room the less busy one"
     parked, _ = _fleet(a=Load(1, 0, host_free=0.4), b=Load(1, 0, host_free=0.6))
@@ -51,6 +53,7 @@ def test_nothing_new_goes_to_a_replica_that_refuses_is_away_or_only_computes_pro
     assert {fleet.place().name for _ in range(5)} == {"b"}
     (b,) = [each for each in fleet if each.name == "b"]
     b.shun(60)
+    b.shun(1e-9)  # a shorter time does not end a longer one
     assert fleet.place().name == "a"  # it says itself why not
     with pytest.raises(ReplicaAway):
         fleet.place(but="a")

@@ -74,7 +74,10 @@ def test_models_and_memory_are_those_of_all(client: httpx.Client, servers: Pair)
 def test_a_list_says_who_is_missing(path: str) -> None:
     """A replica that is away, or has no time, makes no list fail."""
 
+    ports = list[int]()
+
     async def inside(scope: Any, receive: Any, send: Any) -> None:
+        ports.append(scope["client"][1])
         if path == "/v1/events":
             answer = Response(b'event: snapshot\ndata: {"sessions": [], "has_more": false}\n\n')
         elif path == "/v1/memory":
@@ -88,8 +91,10 @@ def test_a_list_says_who_is_missing(path: str) -> None:
     async def busy(scope: Any, receive: Any, send: Any) -> None:
         await error_response(503, "fenced")(scope, receive, send)
 
-    with serving_stub(busy) as url, serving_door({"b": url}, known, inside) as door:
-        answer = httpx.get(f"{door.url}{path}")
+    with serving_stub(busy) as url, serving_door({"b": url}, known, inside) as door, httpx.Client() as http:
+        answer = http.get(f"{door.url}{path}")
+        own = answer.extensions["network_stream"].get_extra_info("client_addr")[1]
+        assert ports == [own], "its own part takes no connection, which it may refuse"
         assert (answer.status_code, answer.headers["Djinn-Missing"]) == (200, "a,b")
         assert path == "/v1/events" or answer.json()["missing"] == ["a", "b"]
 
@@ -192,6 +197,24 @@ def test_a_vector_is_at_every_replica_or_at_none(client: httpx.Client, servers: 
         assert client.delete("/v1/vectors/calm").status_code == 204
         assert found() == [[], []]
     assert_error(client.delete("/v1/vectors/calm"), 404, "not_found", param="vector")
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_replica_that_cannot_answer_for_itself_asks_the_others_all_the_same(fails: bool) -> None:
+    asked = list[str]()
+
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        assert not fails
+
+    async def other(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["method"])
+        await JSONResponse({"data": []})(scope, receive, send)
+
+    with serving_stub(other) as url, serving_door({"a": url}, inside=broken) as door:
+        assert code(httpx.delete(f"{door.url}/v1/vectors/calm")) == (502, "replica_lost")
+        listed = httpx.get(f"{door.url}/v1/vectors")
+        assert (listed.status_code, listed.json()["missing"]) == (200, ["d"])
+    assert asked == ["DELETE", "GET"]
 
 
 def test_a_session_that_is_asked_for_again_with_its_key_is_opened_once(client: httpx.Client, servers: Pair) -> None:

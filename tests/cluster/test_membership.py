@@ -115,6 +115,11 @@ async def test_of_many_who_bind_a_name_one_wins(another: Another) -> None:
             won = await asyncio.gather(*(all_of_them[each].swap(name, None, each) for each in callers))
             assert len(set(won)) == 1
             assert await all_of_them["a"].find(name) == won[0]
+        store = another()
+        places = await store.read_all("place/")
+        assert list(places) == sorted(places)
+        assert list(await store.read_all("place/", "place/1", 3)) == ["place/10", "place/11", "place/12"]
+        assert await store.read("place/1") == places["place/1"]
         a, b = all_of_them["a"], all_of_them["b"]
         await a.put("name", "a")
         swapped = await asyncio.gather(*(each.swap("name", "a", each.name) for each in (b, all_of_them["c"])))

@@ -226,9 +226,8 @@ def test_an_operator_frees_a_session_whose_new_home_never_comes_back(tmp_path: P
                 return False
 
             wait_until(is_freed)
-            assert "replica b is away, and with it the sessions that it has" in [
-                each.text for each in djinn.findings().data
-            ]
+            away = "replica b is away, and with it the sessions that it has"
+            wait_until(lambda: away in [each.text for each in djinn.findings().data])  # `a` looks now and then
         assert generate(a, session, [9])["token_ids"] == generate(a, stays, [9])["token_ids"]
         servers.end("a")
         assert generate(servers.start("a"), session, [10])["status"] == "finished"

@@ -181,7 +181,8 @@ class PeerCalls:
             async with asyncio.timeout(ANSWER_S), asked as answer:
                 status, found = answer.status, dict(answer.headers)
                 if status == HTTPStatus.SWITCHING_PROTOCOLS:
-                    said, connection = found.get(b"djinn-seq", b""), answer.wire.hand_over()
+                    assert answer.hand_over is not None  # of another server
+                    said, connection = found.get(b"djinn-seq", b""), answer.hand_over()
                 else:
                     said = await answer.read(MAX_ANSWER_BYTES)
         except (TimeoutError, ReplicaAway, ReplicaLost) as error:
