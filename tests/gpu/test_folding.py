@@ -83,6 +83,10 @@ def prompt(chance: random.Random, length: int) -> list[int]:
     return [chance.randrange(3, VOCAB) for _ in range(length)]
 
 
+IN_PARTS = "doge, masks made of values"
+"""Beyond its window, Transformers' own module gives other numbers for a text in parts than for all of it at once."""
+
+
 class Life:
     """Sessions that talk, wait, pause, go back and fork, in any order."""
 
@@ -176,7 +180,7 @@ def test_tokens_are_those_of_transformers_whatever_becomes_of_a_session(
     [
         "bloom",
         "gemma3n, several streams",
-        *(pytest.param(case, marks=pytest.mark.long) for case in BY_ROWS if case != "bloom"),
+        *(pytest.param(case, marks=pytest.mark.long) for case in BY_ROWS if case not in ("bloom", IN_PARTS)),
         *(pytest.param(case, marks=pytest.mark.long) for case in FOLDING if case not in OFTEN),
         pytest.param("gemma4, embeddings of each layer", marks=pytest.mark.long),
     ],
