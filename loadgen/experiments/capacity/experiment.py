@@ -252,7 +252,7 @@ def _probe_rows(found: Sequence[Findings]) -> Iterator[Row]:
                 "per token p50, ms": None if tpot is None else milliseconds(tpot.p50),
                 "per token p95, ms": None if tpot is None else milliseconds(tpot.p95),
                 "tokens/s": summary.tokens_per_s,
-                "tokens/s of an agent": None if tpot is None else 1 / tpot.p50,
+                "tokens/s of an agent": None if tpot is None or not tpot.p50 else 1 / tpot.p50,
                 "prompt tokens cached, %": summary.cached_percent,
                 "tokens recomputed": summary.recomputed_tokens,
                 "turns": f"{summary.turns_completed:,} of {summary.turns_planned:,}",

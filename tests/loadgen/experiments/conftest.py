@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import client
-from loadgen.report import page
+from loadgen.report import drawing
 from loadgen.report.report import Report, read_report
 from tests.processes import hear_interrupts
 from tests.serving import serve
@@ -68,7 +68,7 @@ def _coarse_pictures() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "set_layout_engine", lambda *layout, **options: None)
-        patch.setattr(page, "to_png", lambda _chart, _tables, path: path.touch())
+        patch.setattr(drawing, "to_png", lambda _chart, _tables, path: path.touch())
         yield
 
 
