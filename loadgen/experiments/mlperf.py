@@ -212,7 +212,7 @@ class Level:
             "failed": found.turns_failed,
             "first token p50, s": None if first is None else first.p50,
             "first token p95, s": None if first is None else first.p95,
-            "tokens/s of an answer": None if found.tpot_s is None else 1 / found.tpot_s.p50,
+            "tokens/s of an answer": None if found.tpot_s is None or not found.tpot_s.p50 else 1 / found.tpot_s.p50,
             "tokens/s of all": found.tokens_per_s,
             "calls a minute": 60 * found.turns_per_s,
             "prompt tokens cached, %": found.cached_percent,
