@@ -205,9 +205,7 @@ class DoubleBuffer:
         return partial(torch.cuda.current_stream().wait_event, there)
 
     def close(self) -> None:
-        """Wait for what is on its way, and give the file back."""
-        for wait in self._coming:
-            wait()
+        """Wait for what is read, and give the file back."""
         if self._target.type == "cpu":
             self._thread.shutdown()
             self._file.close()
