@@ -242,9 +242,7 @@ def _flat(layer: torch.nn.Module) -> torch.Tensor:
 
 
 class FileCopies:
-    """One thread reads what a pass streams from the engine's own file into two buffers in turn: the plain copies of a
-    CPU, whose weights stay in a file.
-    """
+    """Plain copies of a CPU: one thread reads what a pass streams, from the engine's file into two buffers in turn."""
 
     def __init__(self, path: Path, nbytes: int) -> None:
         self._path, self._nbytes = path, nbytes
