@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 import app
-from tests.browser.conftest import OpenPage
+from tests.browser.conftest import DRAW_MS, OpenPage
 from tests.browser.filling import eventually, expect_no_violations, open_session, signal
 from tests.serving import serve
 
@@ -53,7 +53,7 @@ def test_the_theme_is_chosen_or_the_systems(open_page: OpenPage) -> None:
     system, light, dark, again = colors
     assert light != dark == system == again
     page.goto("/docs")  # a server without keys shows its routes at once
-    expect(page.locator("#operations-system-getVersion")).to_be_visible()
+    expect(page.locator("#operations-system-getVersion")).to_be_visible(timeout=DRAW_MS)
     expect(page.get_by_label("API key")).to_be_hidden()
 
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import OpenPage, close_all
+from tests.browser.conftest import DRAW_MS, OpenPage, close_all
 from tests.browser.filling import open_session, wait_until
 from tests.incident import NAMED, incident
 from tests.serving import serve
@@ -69,6 +69,7 @@ def test_a_turn_of_the_last_key_ends_with_it(open_page: OpenPage, keyed_server: 
 
 def test_the_page_of_the_api_asks_for_a_key_and_tries_a_route_with_it(open_page: OpenPage, keyed_server: str) -> None:
     page = open_page(f"{keyed_server}/docs", refusals=True)
+    page.set_default_timeout(DRAW_MS)
     field = page.get_by_label("API key")
     field.fill("wrong")
     page.get_by_role("button", name="Use this key").click()
@@ -79,7 +80,7 @@ def test_the_page_of_the_api_asks_for_a_key_and_tries_a_route_with_it(open_page:
     route.get_by_role("button").first.click()
     route.get_by_role("button", name="Try it out").click()
     route.get_by_role("button", name="Execute").click()
-    expect(route.locator(".live-responses-table")).to_contain_text('"hidden_size"')
+    expect(route.locator(".live-responses-table")).to_contain_text('"hidden_size"', timeout=DRAW_MS)
     assert "right" not in page.url
 
 
