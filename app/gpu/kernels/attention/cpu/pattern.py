@@ -1,7 +1,7 @@
 """A kernel of CPUs: the shares that keys have in the attention of some queries, `[queries, heads, keys]`.
 
-That is as much to write as to compute, so each number is written once, past the caches: a core that first read what was
-there took four tenths longer. A work item is a run of queries with one head: scores of all its keys, with the tiles
+That is as much to write as to compute, so each number is written once, past the caches: a core need not
+first read what was there. A work item is a run of queries with one head: scores of all its keys, with the tiles
 that linear layers are made of, in memory that stays in a core's cache, and then the softmax of each query. Threads draw
 items from an atomic counter. What a query gets has the same bits whatever is computed beside it.
 """
