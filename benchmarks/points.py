@@ -36,7 +36,7 @@ from app.gpu.kernels.attention.pattern import attention_pattern
 from benchmarks.command import bind_to_cores, exit_status, make_parser
 from benchmarks.measuring import middle_half
 from benchmarks.record import Run, write_run
-from benchmarks.replicas import random_prompt
+from benchmarks.replicas import open_session, random_prompt
 from loadgen.peers.base import SERVED_NAME
 from loadgen.peers.djinn import djinn_launch
 from loadgen.processes.process import free_port, running_server
@@ -164,13 +164,15 @@ def beside(
     stopped, sizes = threading.Event(), [random.randrange(1 << 30) for _ in range(CLIENTS)]
     with ThreadPoolExecutor(CLIENTS) as pool:
         clients = [pool.submit(streamed, http, Random(seed), stopped) for seed in sizes]
-        time.sleep(1.0)
-        first = time.perf_counter()
-        if work is None:
-            time.sleep(quiet_s)
-        spent = quiet_s if work is None else work()
-        last = time.perf_counter()
-        stopped.set()
+        try:
+            time.sleep(1.0)
+            first = time.perf_counter()
+            if work is None:
+                time.sleep(quiet_s)
+            spent = quiet_s if work is None else work()
+            last = time.perf_counter()
+        finally:
+            stopped.set()  # clients ask again and again until then
         found = [each.result() for each in clients]
     gaps = [b - a for times in found for a, b in pairwise(times) if first <= a and b <= last]
     cuts = quantiles(gaps, n=20)
@@ -206,7 +208,7 @@ def lenses(http: httpx.Client, random: Random, rounds: int) -> Iterator[Figure]:
     rows, tails, medians = ([list[float](), list[float]()], list[float](), list[float]())
 
     def look() -> float:
-        session = f"/v1/sessions/{http.post('/v1/sessions', json={}).raise_for_status().json()['id']}"
+        session = open_session(http)
         captured = {"layers": list(range(layers)), "action": "capture"}
         http.post(f"{session}/breakpoints", json=captured).raise_for_status()
         prompt = random_prompt(random, LENS_POSITIONS)
@@ -261,9 +263,11 @@ def bulk(http: httpx.Client, cpu_s: Callable[[], float], rounds: int, prompts: i
             body = {"model": SERVED_NAME, "prompt": each, "max_tokens": 1}
             http.post("/v1/completions", json=body).raise_for_status()
 
-        began = time.perf_counter()
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        began, pool = time.perf_counter(), ThreadPoolExecutor(AT_ONCE)
+        try:
             list(pool.map(complete, token_ids))
+        finally:
+            pool.shutdown(cancel_futures=True)  # an interrupted run does not ask for the rest
         return time.perf_counter() - began
 
     for length in (32, 128, 512):
