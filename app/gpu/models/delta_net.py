@@ -29,9 +29,9 @@ def _state(config: PretrainedConfig, dtype: torch.dtype, first: int) -> tuple[Co
         )
     keys, values = config.linear_key_head_dim, config.linear_value_head_dim
     convolution = Convolution(2 * key_heads * keys + heads * values, config.linear_conv_kernel_dim, first)
-    begin = first + aligned((convolution.taps - 1) * convolution.channels * dtype.itemsize)
+    begin = first + aligned(convolution.numbers * dtype.itemsize)
     recurrence = Recurrence(heads, key_heads, keys, values, begin, config.rms_norm_eps)
-    return convolution, recurrence, begin + heads * keys * values * torch.float32.itemsize
+    return convolution, recurrence, begin + recurrence.numbers * torch.float32.itemsize
 
 
 class GatedDeltaNet:
@@ -75,7 +75,7 @@ class GatedDeltaNet:
     def state_numbers(config: PretrainedConfig) -> int:
         """Of a layer: inputs of the convolution, then matrices."""
         convolution, recurrence, _ = _state(config, torch.float32, 0)
-        return (convolution.taps - 1) * convolution.channels + recurrence.heads * recurrence.keys * recurrence.values
+        return convolution.numbers + recurrence.numbers
 
     def read_states(self, states: Tensor) -> Tensor:
         """`[rows, numbers]` float32."""

@@ -59,9 +59,9 @@ def _state(config: PretrainedConfig, dtype: torch.dtype, first: int) -> tuple[Co
     if heads % groups:
         raise FieldOutOfRange(f"{names.groups} must divide {names.heads}, {heads}; got {groups}", param="model")
     convolution = Convolution(heads * values + 2 * groups * keys, taps, first)
-    begin = first + aligned((taps - 1) * convolution.channels * dtype.itemsize)
+    begin = first + aligned(convolution.numbers * dtype.itemsize)
     recurrence = Recurrence(heads, groups, keys, values, begin, getattr(config, names.eps))
-    return convolution, recurrence, begin + heads * keys * values * torch.float32.itemsize
+    return convolution, recurrence, begin + recurrence.numbers * torch.float32.itemsize
 
 
 class Mamba2:
@@ -103,7 +103,7 @@ class Mamba2:
     def state_numbers(config: PretrainedConfig) -> int:
         """Of a layer: inputs of the convolution, then matrices."""
         convolution, recurrence, _ = _state(config, torch.float32, 0)
-        return (convolution.taps - 1) * convolution.channels + recurrence.heads * recurrence.keys * recurrence.values
+        return convolution.numbers + recurrence.numbers
 
     def read_states(self, states: Tensor) -> Tensor:
         """`[rows, numbers]` float32."""

@@ -20,10 +20,14 @@ class Convolution:
     first: int
     silu: bool = True
 
+    @property
+    def numbers(self) -> int:
+        """How many a row's state has of it."""
+        return (self.taps - 1) * self.channels
+
     def read(self, states: Tensor, dtype: torch.dtype) -> Tensor:
-        """Its inputs of that type in `states` `[rows, bytes]`, `[rows, (taps - 1) * channels]` float32."""
-        size = (self.taps - 1) * self.channels * dtype.itemsize
-        return states[:, self.first :][:, :size].view(dtype).float()
+        """Its inputs of that type in `states` `[rows, bytes]`, `[rows, numbers]` float32."""
+        return states[:, self.first :][:, : self.numbers * dtype.itemsize].view(dtype).float()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +43,16 @@ class Recurrence:
     first: int
     eps: float
 
+    @property
+    def numbers(self) -> int:
+        """How many a row's state has of it."""
+        return self.heads * self.keys * self.values
+
     def fits(self, block_bytes: int) -> bool:
         """Whether each matrix lies in at most two of the blocks of a state, and each of its lines in one."""
         line = self.values * torch.float32.itemsize
         return block_bytes % line == 0 and self.first % line == 0 and block_bytes >= self.keys * line
 
     def read(self, states: Tensor) -> Tensor:
-        """Its matrices in `states` `[rows, bytes]`, `[rows, heads * keys * values]` float32."""
-        size = self.heads * self.keys * self.values * torch.float32.itemsize
-        return states[:, self.first :][:, :size].view(torch.float32)
+        """Its matrices in `states` `[rows, bytes]`, `[rows, numbers]` float32."""
+        return states[:, self.first :][:, : self.numbers * torch.float32.itemsize].view(torch.float32)
