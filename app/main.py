@@ -6,19 +6,19 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.middleware import Middleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from app.anthropic.threads import Threads
 from app.batches.files import FileStore
@@ -325,6 +325,14 @@ def _beside_journal(settings: Settings, room: DiskRoom, name: str) -> tuple[Path
     return folder, room.beside(folder)
 
 
+def _secret(settings: Settings) -> bytes | None:
+    """What seals are made with: that of the cluster, or of the state folder; None: one of this process."""
+    key, folder = settings.cluster_key_file, settings.state_dir
+    if key is not None:
+        return key.expanduser().read_bytes().strip()
+    return None if folder is None else kept_secret(folder.expanduser())
+
+
 def create_app(
     settings: Settings,
     engine: Engine,
@@ -379,10 +387,7 @@ def create_app(
     places, max_line_bytes = Places(table.turns.foreground_runs), int(settings.max_request_bytes)
     reader = Reader(registry, tokens, places)
     bound_sessions = BoundSessions(registry, restored)
-    key, folder = settings.cluster_key_file, settings.state_dir
-    shared = None if folder is None else kept_secret(folder.expanduser())
-    shared = shared if key is None else key.expanduser().read_bytes().strip()
-    tool_support = ToolSupport(tokens, settings.chat_format, shared)
+    tool_support = ToolSupport(tokens, settings.chat_format, _secret(settings))
     tool_support.check_format()
     bindings = Bindings(bound_sessions, responses, registry.tool_waits, keeper.keyed)
     cluster = None
@@ -390,17 +395,15 @@ def create_app(
         cluster = Cluster(registry, tenancy.directory, *joined, bindings, bound_sessions, responses, settings)
     kv_dir = settings.engine().kv_dir
     folders = [each.expanduser() for each in (settings.state_dir, kv_dir) if each is not None]
-    findings = Findings(
-        table,
-        Surroundings(
-            name=settings.replica,
-            disks={room.beside(folder): folder for folder in reversed(folders)},
-            require_ready=lambda: services.require_ready(),
-            away=lambda: () if cluster is None else cluster.away,
-            refused=tenancy.quotas.refused,
-            max_running=settings.max_running,
-        ),
+    around = Surroundings(
+        name=settings.replica,
+        disks={room.beside(folder): folder for folder in reversed(folders)},
+        require_ready=lambda: services.require_ready(),
+        away=lambda: () if cluster is None else cluster.away,
+        refused=tenancy.quotas.refused,
+        max_running=settings.max_running,
     )
+    findings = Findings(table, around)
     services = Services(
         settings=settings,
         info=info,
@@ -429,15 +432,21 @@ def create_app(
         events=EventStreams(feed, registry, KVPolicy(settings.kv_policy), findings, metrics.event_streams),
         started_at=int(time.time()),
     )
+    around_routes = middleware(settings, tenancy, lease, cluster, keeper.keyed, metrics)
+    return _served(services, partial(running, services, restored, journal, room, traces), around_routes)
+
+
+def _served(services: Services, lifespan: Lifespan[Any], around_routes: Sequence[Middleware]) -> FastAPI:
+    """The routes, and what lies around them."""
     app = DescribedAPI(
         title="Djinn",
         version=version("djinn-server"),
-        lifespan=partial(running, services, restored, journal, room, traces),
+        lifespan=lifespan,
         redirect_slashes=False,
         docs_url=None,  # the framework's pages load a CDN; `routers/system.py` has one
         redoc_url=None,
         dependencies=[Depends(refuse_unread)],
-        middleware=middleware(settings, tenancy, services.lease, services.cluster, keeper.keyed, metrics),
+        middleware=around_routes,
         # The framework's own would have paths, errors and refused bodies: what requests said.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
