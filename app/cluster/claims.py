@@ -142,7 +142,7 @@ class Roster:
     """All that the store knows about replicas, at one moment."""
 
     def __init__(self, found: Mapping[str, str]) -> None:
-        """`found` are the entries below `FLEET`. Raises `DirectoryAway` for one that cannot be read."""
+        """`found`: the entries under `FLEET`. Raises `DirectoryAway` if an entry cannot be parsed."""
 
         def below(prefix: str) -> dict[str, str]:
             return {key.removeprefix(prefix): value for key, value in found.items() if key.startswith(prefix)}

@@ -116,7 +116,7 @@ def replica_specs(plan: Plan, folder: Path, shared: Mapping[str, str], descripto
     try:
         make_private_folder(folder)
         if not key.exists():
-            fresh = key.with_suffix(".new")  # one that is cut short by a crash must not become the key
+            fresh = key.with_suffix(".new")  # a crash must not leave half a key
             make_private(fresh)
             fresh.write_text(secrets.token_hex(32), encoding="utf-8")
             fresh.rename(key)
@@ -284,7 +284,7 @@ class Keeper:
             env=self.spec.environment(),
             limit=LONGEST_LINE,
             pass_fds=() if self.spec.shared is None else (self.spec.shared,),
-            process_group=0,  # a terminal's Ctrl-C is for who keeps it: a second one would end it at once
+            process_group=0,  # Ctrl-C in a terminal must reach the keeper alone: a second signal ends a replica at once
         )
 
 
@@ -333,7 +333,7 @@ class Replicas:
                 self._kill()
 
     def urls(self) -> dict[str, str]:
-        """The URLs of those that listen now, by name. Raises `NeverStarted` if one of them cannot start."""
+        """The URLs of listening replicas, by name. Raises `NeverStarted` if a replica cannot start."""
         for keeper in self._keepers:
             if keeper.failure is not None:
                 raise NeverStarted(keeper.failure)
@@ -349,7 +349,7 @@ class Replicas:
 
     def _reload(self) -> None:
         for keeper in self._keepers:
-            if keeper.url is not None:  # one that starts reads them anyway
+            if keeper.url is not None:  # a starting replica reads the files anyway
                 keeper.signal(signal.SIGHUP)
 
 

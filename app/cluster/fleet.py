@@ -17,7 +17,7 @@ PLACED_COSTS = 0.02
 
 
 Members = Callable[[], Mapping[str, Member]]
-"""Tells who is in the cluster now, by name."""
+"""Returns the current members of the cluster, by name."""
 
 
 class State(enum.Enum):
@@ -136,8 +136,8 @@ class Fleet:
     def place(self, but: str | None = None, key: str | None = None) -> Replica:
         """The replica for something new: the one with the most free KV, or this one among equals.
 
-        Replicas that only compute prompts come last, and the one called `but` is left out. If none takes new work, the
-        one that is returned will say so. Raises `ReplicaAway` if none answers. With a `key`, all replicas return the
+        Replicas that only compute prompts come last, and the one called `but` is left out. If none takes new work,
+        the returned one will say so. Raises `ReplicaAway` if none answers. With a `key`, all replicas return the
         same one at each call, as long as it answers (rendezvous hashing). So a repeated request goes to the replica
         that may have done it.
         """

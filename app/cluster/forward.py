@@ -153,9 +153,9 @@ class Forwarding:
         """
         fleet, owners, clock = self.fleet, self.owners, asyncio.get_running_loop().time
         waits_until, wait_s, asked, refused = clock() + PATIENCE_S, FIRST_WAIT_S, set[str](), set[str]()
-        # Whether a replica has done nothing, and whether all have been asked who has the session.
+        # Whether a replica has refused the request untouched, and whether all replicas were asked for the session.
         is_followed = has_sought = False
-        # Why the last replica did nothing, and where the session has gone.
+        # Why the last replica refused, and where the session moved.
         turned = list[tuple[str, str | None]]()
         owner = await self._owner(scope, target, body)
         asked.add(owner.replica.name)

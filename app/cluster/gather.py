@@ -154,7 +154,7 @@ class Gathered:
                 yield passed(name, event)
                 continue
             part: _Event | None = event
-            while part is not None:  # a client takes what is in none of its parts to be gone
+            while part is not None:  # clients drop sessions that no part names
                 view = orjson.loads(part.data)
                 if part.id is not None:
                     ids[name] = part.id

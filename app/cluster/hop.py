@@ -44,7 +44,7 @@ KEPT_BYTES = 1 << 20
 LARGEST = 64 << 20
 """Most bytes of an answer that is read whole."""
 WAITING = 64
-"""How many messages of this replica's own answer may wait for who reads it."""
+"""Messages of this replica's own answer that may wait for their reader."""
 REPEATABLE = (b"GET", b"HEAD", b"OPTIONS")
 """Methods of requests that do no harm if they are done twice."""
 HOP_HEADER = b"djinn-hop"

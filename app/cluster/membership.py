@@ -96,7 +96,7 @@ class Membership:
         self._lacks_places = asyncio.Event()
         self._recording = asyncio.Lock()
         self._sure_at = boot_time()
-        """When it was last certain that nobody else has the name."""
+        """When this replica last held the name for certain."""
         self._back_at = -LEASE_S
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -218,15 +218,15 @@ class Owners:
         return await self._of_key(key, home, partial(self._seek, path, scope))
 
     async def _of_key(self, key: str, home: str | None, seek: Seek | None) -> Owner:
-        """The replica of a key: the one that is remembered, its home, the one in the store, or the one that says that
-        it has it. If none has it, a key without a home gets a replica with room.
+        """The replica of a key: remembered, else its home, else the store's, else the one that claims it when all are
+        asked. If none has it, a key without a home gets a replica with room.
         """
         is_name, known = home is None, self._known.get(key) or home
         replica = self._fleet.find(known)
         if known is None or replica is None or replica.state is State.AWAY:
             try:
                 known = await self._names.find(key) or known
-            except DirectoryAway as error:  # a session that is there goes on all the same
+            except DirectoryAway as error:  # known sessions go on without the store
                 with suppress(ReplicaAway):
                     if seek is not None and (found := await seek()) is not None:
                         self._remember(key, found.name)
@@ -283,7 +283,7 @@ class Owners:
         left = {replica: self._fleet.find(home) for replica, home in homes.items() if home is not None}
         last = [home for home in left.values() if home is not None and home not in left]  # not handed on since
         silent = {*self._names.known, *told} - {name for name, each in told.items() if each[0].status in DEFINITE}
-        if silent:  # one that lacks it may have forgotten to whom it has handed it on
+        if silent:  # a replica may have forgotten where it sent the session
             last = [home for home in last if home.state is not State.AWAY and home not in homes]
         found = next(iter([*has, *last]), None)
         if found is None and (silent or (left and None not in left.values())):

@@ -1,6 +1,6 @@
-"""What is wrong with a server, in sentences for who has ten seconds, and how many more agents it has room for.
+"""What is wrong with a server, in sentences that an operator reads in ten seconds, and how many more agents fit.
 
-The page, `djinn top` and `GET /v1/findings` say the same, as all ask here.
+The page, `djinn top` and `GET /v1/findings` all show these.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SILENT_S, SILENT_TURNS = 5.0, 4
 CROWD_SILENT_S = 60.0
 """For how long sessions signal nothing before it is said of all of them together, if the device is `CROWDED`."""
 LARGE, CROWDED, NEARLY_FULL = 0.25, 0.6, 0.95
-"""Shares of a tier: much for one session, as full as it is worth to look for who holds it, and nearly full."""
+"""Shares of a tier: a large session; full enough to name who holds it; nearly full."""
 RECENT_S = 600.0
 """For how long recomputed tokens are told."""
 DISK_SHARE, MOST_DISK = 1 / 20, 10 << 30

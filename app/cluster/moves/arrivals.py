@@ -315,7 +315,7 @@ class Arrivals:
                 logger.exception("a session could not be opened")
             return Answer.refusing(_refusal(error))
         session.arrived_at = time.monotonic()
-        self._bindings.adopt(arrival.brought)  # it is found from now on, and what is bound to it with it
+        self._bindings.adopt(arrival.brought)  # from now on clients find the session and its bindings here
         if arrival.has_lost_engine:
             await reopen_late(self._registry, session)
         arrival.go_on()

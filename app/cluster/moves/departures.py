@@ -161,7 +161,7 @@ class Departures:
         async with self._at_once:
             began, token, own = time.perf_counter(), secrets.token_hex(16), int(why is MoveReason.OPERATOR)
             try:
-                # Only the request that moves it may use it: one that was answered ends a moment later.
+                # No other request may use the session while it moves. An answered request ends in a moment.
                 for _ in range(round(ALONE_S / LOOK_S)):
                     if session.requests <= own:
                         break

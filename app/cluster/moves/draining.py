@@ -35,7 +35,7 @@ MOST_REFUSALS = 8
 TRIES = 2
 """How often one session is offered to one peer."""
 PATIENCE_S, AWAY_S = 0.2, 1.0
-"""How long a peer is offered nothing after a refusal, as what it is receiving may fill it, and after no answer."""
+"""Seconds without an offer to a peer that refused one, which a move under way may fill, or that did not answer."""
 DISTURBED_S, MOST_DISTURBED = 0.5, 4
 """After how many seconds, and how often, a session is tried again that was in no state to move."""
 AT_ONCE = 4
@@ -195,7 +195,7 @@ AT_A_LOOK = 2
 FULL, EASED = 0.1, 0.2
 """Free parts of memory: with less than the first in both tiers sessions go, until there is the second in one."""
 CLEARLY = 0.25
-"""How much more of its host memory a peer must have free: what it gets must not make it the fuller one."""
+"""How much larger the free share of a peer's host memory must be, so that moves do not make it the fuller one."""
 RESTS_S, STAYS_S, SHUNNED_S = 30.0, 600.0, 30.0
 """A session stays if it may go on within the first, or has arrived within the second. A peer that has refused one gets
 no offer for the third.
