@@ -272,6 +272,7 @@ def _curve_rows(found: Sequence[Findings]) -> Iterator[Row]:
                 rounds[TTFT, each.agents].append(ttft.p95)
             if tpot is not None:
                 rounds[TPOT, each.agents].append(tpot.p95)
-                rounds[RATE, each.agents] += [1 / tpot.p50] if tpot.p50 else []
+            if tpot is not None and tpot.p50:
+                rounds[RATE, each.agents].append(1 / tpot.p50)
         for (what, agents), values in sorted(rounds.items()):
             yield {"target": one.spec.name, "figure": what, "agents": agents, "value": median(values)}
