@@ -155,28 +155,22 @@ def streamed(http: httpx.Client, random: Random, stopped: threading.Event) -> li
     return times
 
 
-def beside(
-    http: httpx.Client, random: Random, work: Callable[[], float] | None, quiet_s: float
-) -> tuple[float, float, float]:
-    """Median and 95th percentile of the time between two tokens of clients, beside `work` or for so many seconds, and
-    how long that took.
-    """
+def beside(http: httpx.Client, random: Random, work: Callable[[], object]) -> tuple[float, float, float]:
+    """Median and 95th percentile of the time between two tokens of clients beside `work`, and how long that took."""
     stopped, sizes = threading.Event(), [random.randrange(1 << 30) for _ in range(CLIENTS)]
     with ThreadPoolExecutor(CLIENTS) as pool:
         clients = [pool.submit(streamed, http, Random(seed), stopped) for seed in sizes]
         try:
             time.sleep(1.0)
             first = time.perf_counter()
-            if work is None:
-                time.sleep(quiet_s)
-            spent = quiet_s if work is None else work()
+            work()
             last = time.perf_counter()
         finally:
             stopped.set()  # clients ask again and again until then
         found = [each.result() for each in clients]
     gaps = [b - a for times in found for a, b in pairwise(times) if first <= a and b <= last]
     cuts = quantiles(gaps, n=20)
-    return cuts[9], cuts[18], spent
+    return cuts[9], cuts[18], last - first
 
 
 def sweeps(http: httpx.Client, cpu_s: Callable[[], float], rounds: int) -> Iterator[Figure]:
@@ -192,8 +186,8 @@ def sweeps(http: httpx.Client, cpu_s: Callable[[], float], rounds: int) -> Itera
     yield Figure("The same: CPU time", "s", middle_half(used))
     seconds, medians, tails = list[float](), list[float](), list[float]()
     for _ in range(rounds // 2):  # a sweep has a tenth of the time then, and takes ten times as long
-        quiet = beside(http, random, None, 8.0)
-        busy = beside(http, random, lambda: sweep(http, random), 0.0)
+        quiet = beside(http, random, lambda: time.sleep(8.0))
+        busy = beside(http, random, lambda: sweep(http, random))
         seconds.append(busy[2])
         medians.append(busy[0] / quiet[0])
         tails.append(busy[1] / quiet[1])
@@ -207,7 +201,7 @@ def lenses(http: httpx.Client, random: Random, rounds: int) -> Iterator[Figure]:
     layers: int = http.get("/version").raise_for_status().json()["num_layers"]
     rows, tails, medians = ([list[float](), list[float]()], list[float](), list[float]())
 
-    def look() -> float:
+    def look() -> None:
         session = open_session(http)
         captured = {"layers": list(range(layers)), "action": "capture"}
         http.post(f"{session}/breakpoints", json=captured).raise_for_status()
@@ -221,11 +215,10 @@ def lenses(http: httpx.Client, random: Random, rounds: int) -> Iterator[Figure]:
         http.delete(session).raise_for_status()
         rows[0].append(times[1] - times[0])
         rows[1] += [b - a for a, b in pairwise(times[1:])]
-        return times[-1] - times[0]
 
     for _ in range(rounds):
-        quiet = beside(http, random, None, 8.0)
-        busy = beside(http, random, look, 0.0)
+        quiet = beside(http, random, lambda: time.sleep(8.0))
+        busy = beside(http, random, look)
         medians.append(busy[0] / quiet[0])
         tails.append(busy[1] / quiet[1])
     yield Figure(f"First position of a lens over {layers} layers", "s", middle_half(rows[0]), TARGETS["first_row"])
