@@ -185,7 +185,7 @@ def sweeps(http: httpx.Client, cpu_s: Callable[[], float], rounds: int) -> Itera
     yield Figure(f"Sweep of {PAIR} positions at all layers", "s", middle_half(alone), TARGETS["sweep"])
     yield Figure("The same: CPU time", "s", middle_half(used))
     seconds, medians, tails = list[float](), list[float](), list[float]()
-    for _ in range(rounds // 2):  # a sweep has a tenth of the time then, and takes ten times as long
+    for _ in range(max(2, rounds // 2)):  # a sweep has a tenth of the time then, and takes ten times as long
         quiet = beside(http, random, lambda: time.sleep(8.0))
         busy = beside(http, random, lambda: sweep(http, random))
         seconds.append(busy[2])
