@@ -53,6 +53,7 @@ MAIN = (
     "served_model_name",
     "lora",
     "device",
+    "tensor_parallel",
     "dtype",
     "weights_device",
     "kv_device",

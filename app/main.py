@@ -387,7 +387,7 @@ def create_app(
     places, max_line_bytes = Places(table.turns.foreground_runs), int(settings.max_request_bytes)
     reader = Reader(registry, tokens, places)
     bound_sessions = BoundSessions(registry, restored)
-    tool_support = ToolSupport(tokens, settings.chat_format, _secret(settings), keeps_states=info.state_bytes > 0)
+    tool_support = ToolSupport(tokens, settings.chat_format, _secret(settings))
     tool_support.check_format()
     bindings = Bindings(bound_sessions, responses, registry.tool_waits, keeper.keyed)
     cluster = None
@@ -398,7 +398,6 @@ def create_app(
     around = Surroundings(
         name=settings.replica,
         disks={room.beside(folder): folder for folder in reversed(folders)},
-        back_since=time.time() if history.ended_badly else None,
         require_ready=lambda: services.require_ready(),
         away=lambda: () if cluster is None else cluster.away,
         refused=tenancy.quotas.refused,

@@ -59,9 +59,6 @@ class Submit(OfSession, frozen=True):
     If KV is missing for `apart_tokens` of the prompt or more (0: never mind), the turn may wait for another server to
     compute it: then `Lacking` says so, and the turn goes on after `ReceivePrompt` or `ComputePrompt`.
 
-    Other sessions may share the prefixes of the history with the lengths `prefix_ends`. Where layers fold, the engine
-    keeps a state at each.
-
     With `above` it brings no tokens: the end of the history is computed once more, from a layer on. The layers below
     keep the KV that the session has.
     """
@@ -72,7 +69,6 @@ class Submit(OfSession, frozen=True):
     replace: bool = False
     pausable: bool = True
     apart_tokens: int = 0
-    prefix_ends: tuple[int, ...] = ()
     above: Above | None = None
 
 
@@ -232,7 +228,7 @@ class Disarm(OfSession, frozen=True):
 
 
 class ReadCaptures(OfSession, frozen=True):
-    """Answered by `Done(Callable[[], Captures])`: sending them may take long, so another thread does that. `point` and
+    """Answered by `Done(Callable[[], Captures])`: the copy may take long, so another thread makes it. `point` and
     `layer` choose some of them; None: any.
     """
 

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.points import Place, Point, place_of
@@ -77,31 +77,6 @@ class TensorData:
         count, *rest = self.shape
         row_bytes = len(self.data) // count
         return TensorData(self.dtype, (end - first, *rest), self.data[first * row_bytes : end * row_bytes])
-
-
-if TYPE_CHECKING:
-    Bytes = bytes | memoryview
-    """Bytes, or a view of bytes that nobody changes: captures are large, and copies of them are slow."""
-else:
-    Bytes = bytes  # msgspec does not support this union
-
-
-@dataclass(frozen=True, slots=True)
-class TensorParts:
-    """A tensor without a copy of its bytes: they are those of `parts`, one after the other."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    parts: tuple[Bytes, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all parts."""
-        return sum(map(len, self.parts))
-
-    def joined(self) -> TensorData:
-        """The same tensor, with its parts copied into one."""
-        return TensorData(self.dtype, self.shape, b"".join(self.parts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -297,11 +297,9 @@ class Sweep:
             some = max(1, PART_BYTES // nbytes)
             for first in range(0, len(layers), some):
                 sites = {point: layers[first : first + some]}
-                found = await read_prompt(
+                yield await read_prompt(
                     self._registry, self._owner, source, sites, runs_of(asked.positions), param=self._body.into
                 )
-                # Joined once, here: each place takes its rows of it.
-                yield {site: replace(each, parts=(each.joined().data,)) for site, each in found.items()}
 
     async def _read_below(self, found: Found) -> None:
         """Note what the layers of these sites take in the run that is patched, from the first chosen position on.
@@ -315,7 +313,7 @@ class Sweep:
             read = await read_prompt(
                 self._registry, self._owner, self._patched_ids, {Point.RESID_POST: below}, among, param=self._body.into
             )
-            self._below = {layer + 1: tensor.joined() for (_, layer), tensor in read.items()}
+            self._below = {layer + 1: tensor for (_, layer), tensor in read.items()}
 
     @property
     def _patched_ids(self) -> list[int]:
@@ -389,7 +387,7 @@ class Sweep:
     def _patch(self, place: _Place, found: Found) -> Breakpoint:
         """Puts the other run's activation there."""
         positions, tensor = self._asked.positions, found[place.point, place.layer]
-        values = to_float32(tensor.joined()).reshape(len(positions), -1)
+        values = to_float32(tensor).reshape(len(positions), -1)
         when, part = When(position=place.first), None
         if self._body.by == "head":
             heads = self._heads(place.point, place.layer)

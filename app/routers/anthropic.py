@@ -15,7 +15,6 @@ from app.anthropic.answers import (
     stream,
 )
 from app.anthropic.messages import (
-    OF_PREFIXES,
     OF_THOUGHTS,
     CountTokensBody,
     MessagesBody,
@@ -61,11 +60,12 @@ async def create_message(
     body: MessagesBody,
     query: Annotated[MessagesQuery, Query()],
     call: ApiCallDep,
+    ignored: IgnoredDep,
 ) -> Response:
     """Go on with a conversation. A client that disconnects cancels its turn."""
     services = call.services
     support = services.tool_support
-    heeded = _heed(body, call.ignored, support)
+    heeded = _heed(body, ignored, support)
     info = call.choose(body.model)
     body = services.threads.resume(call.owner, body)
     use = body.to_tool_use()
@@ -75,7 +75,6 @@ async def create_message(
     prompt = await side_work.run(call.owner, message_prompt, body, services.tokens, support, seal, variables, limit)
     prompt = await call.go_on(body, prompt)
     options: Any = {"user": body.user, "opening": prompt.opening, "budget": heeded.budget}
-    options["prefix_ends"] = prompt.prefix_ends
     choices = await unless_disconnected(request, call.start(body, [prompt.token_ids], use, **options))
     writer = MessageWriter(
         {"model": info.name, **told_of(prompt)},
@@ -120,6 +119,5 @@ def _heed(body: PromptFields, ignored: IgnoredFields, support: ToolSupport) -> H
     """What the model does of what the call says of thinking; the rest of the body's fields without effect are told."""
     heeded = support.heed(body.wish())
     ignored.add(heeded.ignored)
-    of_prefixes = OF_PREFIXES if support.keeps_states else frozenset()
-    ignored.read(body, of_prefixes | (OF_THOUGHTS if support.reads_thoughts else frozenset()))
+    ignored.read(body, OF_THOUGHTS if support.reads_thoughts else frozenset())
     return heeded

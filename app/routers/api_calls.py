@@ -6,7 +6,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -24,7 +23,7 @@ from app.domain.errors import (
     Moving,
     WrongState,
 )
-from app.domain.values import MAX_NAME, Adapter, ModelInfo, SamplingParams
+from app.domain.values import MAX_NAME, Adapter, ModelInfo
 from app.engine_process.turn import Turn
 from app.logs import is_background
 from app.openai.choices import Choices, OpenSession
@@ -109,8 +108,6 @@ HINTS_IN_HEADERS = {
 MAX_LABEL = 512
 MAX_WORDS = 60
 """Characters of what a user says, as the name of a conversation."""
-TAGGED, MAX_BEFORE = re.compile(r"\A(?:\s*<([\w-]+)>.*?</\1>)+", re.DOTALL), 8
-"""What agents put before a user's words, in tags such as `<system-reminder>`, within so many messages."""
 IN_USER_ID = re.compile(r"""(?:_session_|"session_id": ?")([0-9a-f-]{36})""")
 """Claude Code's session in `metadata.user_id`."""
 
@@ -201,7 +198,6 @@ class ApiCall:
     owner: str | None
     cleanup: AsyncExitStack
     """Unwound when the response is over."""
-    ignored: IgnoredFields
     session_name: str | None = None
     """What `X-Session-ID` says."""
     keyed: KeyedRequest | None = None
@@ -275,7 +271,8 @@ class ApiCall:
         )
         if budget is not None and budget >= max(rooms):
             budget = None
-        sampling = await self._held(body, asked, use, opening, budget)
+        sampling = replace(asked, grammar=turn_grammar(body.to_grammar(), use, support, opening, budget))
+        await turns.compile_grammar(self.owner, sampling, body.min_tokens, self.cleanup)
         eos = services.tokens.eos_token_ids | support.ends
         stops = [body.to_stop_rule(max_tokens=room, eos_token_ids=eos) for room in rooms]
         rule = replace(body.to_text_rule(), shown=support.shown(use) if body.has_chat else frozenset())
@@ -287,29 +284,6 @@ class ApiCall:
             for prompt, stop, text in zip(prompts, stops, texts, strict=True)
         ]
 
-    async def _held(
-        self, body: CallBody, asked: SamplingParams, use: ToolUse, opening: Opening, budget: int | None
-    ) -> SamplingParams:
-        """The parameters with the compiled grammar of the turns. If it is refused, a second grammar leaves out the
-        schemas that calls need not follow, and these are named in `ignored`.
-        """
-        turns, places = self.services.sessions.turns, body.schema_places()
-
-        async def held(use: ToolUse) -> SamplingParams:
-            grammar = turn_grammar(body.to_grammar(), use, self.services.tool_support, opening, budget, places)
-            sampling = replace(asked, grammar=grammar)
-            await turns.compile_grammar(self.owner, sampling, body.min_tokens, self.cleanup)
-            return sampling
-
-        try:
-            return await held(use)
-        except FieldOutOfRange:
-            if not use.free:
-                raise
-        sampling = await held(replace(use, only_strict=True))
-        self.ignored.add(places[tool.name] for tool in use.free if tool.name in places)
-        return sampling
-
     async def start(
         self,
         body: CallBody,
@@ -320,19 +294,18 @@ class ApiCall:
         user: str | None = None,
         opening: Opening = Opening.CLOSED,
         budget: int | None = None,
-        **options: Any,
     ) -> Choices:
         """Submit the prompts' turns; they end and their sessions close when the response is over.
 
-        `n` choices are made for each prompt; `user` is metadata of a session that the call opens; `opening`, `budget`
-        and `options` are as for `requests`.
+        `n` choices are made for each prompt; `user` is metadata of a session that the call opens; `opening` and
+        `budget` are as for `requests`.
 
         Raises what `requests` does, `WrongState` if the bound session is in use, `Moved` if it is on another server,
         `Busy` and `Draining`.
         """
         registry = self.services.sessions
         _check_count(self.services.settings, prompts=len(prompts), n=n)
-        requests = await self.requests(body, prompts, use, opening=opening, budget=budget, **options)
+        requests = await self.requests(body, prompts, use, opening=opening, budget=budget)
         # Before any session gives way: a refused call must close nothing.
         of_choices = [request for request in requests for _ in range(n)]
         await self.meet_busy(prompts)
@@ -351,9 +324,8 @@ class ApiCall:
 
         The prompt stays as it is if the context has no room for it with the thoughts of the history.
         """
-        said = [str(message["content"]) for message in islice(prompt.chat, MAX_BEFORE) if message["role"] == "user"]
-        first = next(filter(str.strip, (TAGGED.sub("", each) for each in said)), "".join(said[:1]))
-        self._words = " ".join(first[:MAX_LABEL].split())[:MAX_WORDS]
+        said: Any = next((message["content"] for message in prompt.chat if message["role"] == "user"), "")
+        self._words = " ".join(str(said)[:MAX_LABEL].split())[:MAX_WORDS]
         services, named = self.services, session is not None or self.session_name is not None
         if session is None and self.session_name is not None:
             with suppress(Moved, Moving):  # which `start` raises
@@ -466,11 +438,10 @@ async def _api_call(
     services: ServicesDep,
     owner: OwnerDep,
     cleanup: CleanupDep,
-    ignored: IgnoredDep,
     session_name: SessionNameDep,
     keyed: KeyedDep,
 ) -> ApiCall:
-    return ApiCall(services, owner, cleanup, ignored, session_name, keyed, client_hints(request.headers))
+    return ApiCall(services, owner, cleanup, session_name, keyed, client_hints(request.headers))
 
 
 ApiCallDep = Annotated[ApiCall, Depends(_api_call)]

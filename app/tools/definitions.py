@@ -66,8 +66,6 @@ class ToolUse:
     allowed: frozenset[str] = field(default_factory=frozenset)
     parallel: bool = True
     """Whether the turn may hold several calls."""
-    only_strict: bool = False
-    """Whether the grammar of the turn leaves out the schemas of tools that are not strict."""
 
     @classmethod
     def of(cls, tools: Sequence[Tool], mode: ToolMode, named: frozenset[str] | None, *, parallel: bool) -> Self:
@@ -100,16 +98,6 @@ class ToolUse:
     def holds_arguments(self) -> bool:
         """Whether calls must follow the schemas of their arguments, beside texts that have a form."""
         return self.is_narrowed or any(tool.strict and tool.lark is None for tool in self.callable)
-
-    @property
-    def free(self) -> tuple[Tool, ...]:
-        """The tools whose schemas calls need not follow: these only tell the model what to write."""
-        return tuple(tool for tool in self.callable if not tool.strict) if self.mode is ToolMode.AUTO else ()
-
-    def holds(self, tool: Tool, *, has_form: bool) -> bool:
-        """Whether the turn's grammar makes calls of the tool follow its schema. `has_form`: answers have a form."""
-        follows = (self.holds_arguments or has_form) and (tool.strict or not self.only_strict)
-        return follows or tool.lark is not None
 
     @property
     def is_narrowed(self) -> bool:

@@ -124,7 +124,7 @@ class Calibration:
 
 
 def calibrate(model: Path, cores: int) -> Calibration:
-    """The remembered speeds of this processor, this PyTorch and the model's shapes; measured in seconds if unknown.
+    """What is remembered of this processor, this PyTorch and the model's shapes; measured in a second where nothing is.
 
     Raises `LoadgenError` if the model's config.json gives no shapes, or the measurement fails.
     """

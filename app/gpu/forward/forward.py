@@ -50,11 +50,6 @@ from app.messages import Attribute, ReadFeatures
 
 logger = logging.getLogger(__name__)
 
-
-class StatesLost(Exception):
-    """A step ran out of memory after its layers may have folded tokens into the states of some rows."""
-
-
 MOST_NEURONS = 2048
 """Of a layer that are attributed: those that fire most."""
 
@@ -243,11 +238,11 @@ class Runner:
         if point is Point.MLP_POST:  # each by itself is a product with the whole matrix: those that hardly fire are not
             numbers = stands.float().abs().topk(min(MOST_NEURONS, len(stands))).indices
         added, found = [(self._adapters[adapter], slice(None))] if adapter else [], list[Tensor]()
-        nothing = self.stack.written(layer, point, torch.zeros_like(stands)[None], stands, added)
+        nothing = self.stack.written(layer, point, torch.zeros_like(stands)[None], added)
         if nothing is None:
             raise FieldOutOfRange(
-                f"{point} of layer {layer} cannot be told apart here: its layer gates what it writes, or runs on "
-                "Transformers' modules: delete these captures",
+                f"{point} of layer {layer} cannot be told apart here: its layer norms or gates what it writes, or runs "
+                "on Transformers' modules: delete these captures",
                 param="positions",
             )
         for some in numbers.split(256):
@@ -257,9 +252,9 @@ class Runner:
             else:
                 alone[torch.arange(len(some)), some] = stands.view(count, -1)[some]
                 alone = alone.flatten(1)
-            written = self.stack.written(layer, point, alone, stands, added)
+            written = self.stack.written(layer, point, alone, added)
             assert written is not None
-            found.append((written - nothing) @ toward)
+            found.append((written.float() - nothing.float()) @ toward)
         values = torch.cat(found)
         if point is Point.MLP_POST:
             best = values.abs().topk(min(neurons, len(values))).indices
@@ -287,8 +282,6 @@ class Runner:
         A step that memory is too short for is split, first from its drafts, and its parts run one after the other. An
         attempt that fails half-way has only written KV to the slots of its own rows. The next one writes the same
         values there before it reads them. No other session does: blocks are shared only once a row is accounted for.
-
-        Raises `StatesLost` if such a step folds in place and has several rows. The next steps have fewer rows.
         """
         self._alone = max(0, self._alone - 1)
         waiting, parts, unfit = deque[Row](), list[LaunchedStep](), set[Row]()
@@ -404,11 +397,8 @@ class Runner:
         except Exception as error:
             if step is not None:
                 step.abandon()
-            if not is_out_of_memory(error) or (folds_in_place and len(rows) == 1):
+            if folds_in_place or not is_out_of_memory(error):  # states that tokens may have been folded into are lost
                 raise
-            if folds_in_place:
-                self._split_size.shrink(len(rows))
-                raise StatesLost(str(error)) from None
             return None
         self._followed += before is not None
         self._tokens += len(token_ids)
@@ -444,7 +434,7 @@ class RowStates:
     comes back when the pass goes on.
 
     On a CPU a plain step, whose rows have one token and run all layers, folds into those in the pool: there a copy of a
-    state takes as long as to fold a token. If it runs out of memory, the rows go back to earlier states.
+    state takes as long as to fold a token. If memory is too short once its layers run, the step's turns end.
     """
 
     def __init__(
@@ -556,8 +546,6 @@ class Forward:
         """The tokens that need logits."""
         self._segments = cut_segments(rows)
         members = dict.fromkeys(segment.rows for segment in self._segments)
-        self._run_together = list(members) == [tuple(range(len(rows)))]
-        """Whether every layer that runs has all rows. Then each reads the output of the one before without a copy."""
         self._states = states
         if states is not None:
             states.note_segments(members)
@@ -602,11 +590,7 @@ class Forward:
             if taps is not None:
                 taps.enter(given)
                 batch = replace(batch, taps=taps.inside)
-            found = self._run_layers(segment.lo, segment.hi, given, batch)
-            if self._run_together:
-                self._hidden = found
-            else:
-                self._hidden[index] = found
+            self._hidden[index] = self._run_layers(segment.lo, segment.hi, given, batch)
             if self._states is not None:
                 self._states.take(segment.rows, batch)
             self._act(segment)
@@ -690,13 +674,11 @@ class Forward:
             at_norm, at_logits = (row.path.at(boundary, point) for point in (Point.FINAL_NORM, Point.LOGITS))
             if not at_norm and not at_logits:
                 continue
-            hidden, normed = self._hidden_of(place, place + 1), None
-            if at_norm:
-                normed = self._stack.normed(hidden)
-                self._actions.act(row, boundary, normed, Point.FINAL_NORM)
+            normed = self._stack.normed(self._hidden_of(place, place + 1))
+            self._actions.act(row, boundary, normed, Point.FINAL_NORM)
             changed = row.outputs > 0 and any(isinstance(step, Intervention) for step in (*at_norm, *at_logits))
             if at_logits or changed:
-                own = self._stack.head(hidden) if normed is None else self._stack.unembed(normed)
+                own = self._stack.unembed(normed)
                 self._actions.act(row, boundary, own, Point.LOGITS)
                 if changed:
                     logits[end - row.outputs : end] = own[-row.outputs :]

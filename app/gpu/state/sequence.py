@@ -115,8 +115,10 @@ class TurnState:
     """None until the turn has left the queue for the first time."""
     prefix_hashes: list[BlockHash] = field(default_factory=list)
     """Chain hashes of the history's first blocks without edits, as far as the turn has looked for them."""
-    prefix_ends: Sequence[int] = ()
-    """Lengths, rising, of prefixes that other sessions share or may. Where layers fold, a state is kept at each."""
+    branch: int = 0
+    """Where the prompt leaves a prefix that others have computed, if no state was found there that layers which fold
+    could go on from.
+    """
     expected: tuple[tuple[object, ...], InterventionLog, int] | None = None
     """What `expected_edits` has found, and what that is based on: while the turn waits, each step needs it."""
     awaits_prefill: bool = False

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from app.domain.breakpoints import Action
 from app.domain.errors import FieldOutOfRange
-from app.domain.points import BETWEEN, Point
+from app.domain.points import BETWEEN
 from app.domain.values import KVPolicy, Phase, SamplingParams, SessionId
 from app.gpu.kernels.attention.base import make_batch
 from app.gpu.ranks.follower import Run
@@ -19,7 +18,6 @@ from app.messages import Export, Fork, Import, Token
 from app.settings import Settings
 from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, make_tiny, prompt
-from tests.gpu.breakpoints.breaking_oracle import tensor_of
 from tests.gpu.conversations import CROWD, same
 from tests.gpu.oracle import greedy_tokens
 
@@ -127,12 +125,10 @@ def test_files_do_not_depend_on_the_number_of_ranks(two: BreakDriver, tiny_llama
 
 def test_memory_is_that_of_all_ranks(two: BreakDriver, tiny_llama: TinyModel) -> None:
     one = tiny_llama.engine(**TIERS)
-    assert set(two.engine.info.points) == {*BETWEEN, Point.LOGITS}  # each rank has a part of a layer
+    assert set(two.engine.info.points) == BETWEEN  # each rank has a part of a layer
     assert replace(two.engine.info, points=one.info.points) == one.info
     session = two.open()
-    two.arm(session, tiny_llama.num_layers - 1, action=Action.CAPTURE, point=Point.LOGITS)
-    two.finish(turn := two.submit(session, prompt(3, 2 * BLOCK), 1))
-    assert [int(tensor_of(each.tensor)[-1].argmax()) for each in two.captures(session).records] == two.tokens(turn)
+    two.finish(two.submit(session, prompt(3, 2 * BLOCK), 1))
     assert two.place(session).device_bytes == 2 * BLOCK * one.info.kv_bytes_per_token
 
 
