@@ -14,7 +14,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PROMPT_ROWS = 256
 WEIGHT_BYTES = 64 << 20
 """As float32: more than the caches hold, as the weights of a model are."""
-SECONDS = 0.2
+SECONDS = 1.0
 """That each type gets for each count of rows; one turn always runs to its end."""
 
 
