@@ -387,7 +387,7 @@ def create_app(
     places, max_line_bytes = Places(table.turns.foreground_runs), int(settings.max_request_bytes)
     reader = Reader(registry, tokens, places)
     bound_sessions = BoundSessions(registry, restored)
-    tool_support = ToolSupport(tokens, settings.chat_format, _secret(settings))
+    tool_support = ToolSupport(tokens, settings.chat_format, _secret(settings), keeps_states=info.state_bytes > 0)
     tool_support.check_format()
     bindings = Bindings(bound_sessions, responses, registry.tool_waits, keeper.keyed)
     cluster = None

@@ -59,6 +59,9 @@ class Submit(OfSession, frozen=True):
     If KV is missing for `apart_tokens` of the prompt or more (0: never mind), the turn may wait for another server to
     compute it: then `Lacking` says so, and the turn goes on after `ReceivePrompt` or `ComputePrompt`.
 
+    The history's first tokens up to each of `prefix_ends` may begin other sessions too: where layers fold, the state is
+    kept there.
+
     With `above` it brings no tokens: the end of the history is computed once more, from a layer on. The layers below
     keep the KV that the session has.
     """
@@ -69,6 +72,7 @@ class Submit(OfSession, frozen=True):
     replace: bool = False
     pausable: bool = True
     apart_tokens: int = 0
+    prefix_ends: tuple[int, ...] = ()
     above: Above | None = None
 
 

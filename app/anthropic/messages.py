@@ -11,6 +11,7 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.values import Grammar
 from app.text.tokenizer import CharacterLimit, TextLimit, Tokens
 from app.tools.definitions import Tool, ToolMode, ToolUse, check_parameters
+from app.tools.prefixes import PREFIX_END, mark_instructions, prefix_ends
 from app.tools.replay import Chat, ChatPrompt
 from app.tools.support import ToolSupport
 from app.tools.thinking import Seal, Wish
@@ -163,6 +164,10 @@ class RedactedThinkingBlock(Thoughts):
 
 OF_THOUGHTS = frozenset(f"{ANTHROPIC}.messages.content.{name}" for name in ("thinking", "signature", "data"))
 """The fields of these blocks, which have an effect if the model's template reads thoughts."""
+
+
+OF_PREFIXES = frozenset(f"{ANTHROPIC}.{place}.cache_control" for place in ("system", "messages.content"))
+"""Fields of texts, which have an effect if the model has recurrent layers."""
 
 
 UserBlock = TypeAliasType(
@@ -621,7 +626,30 @@ def message_prompt(
         return encode(support.chat_text(changed, shown, **options))
 
     text = support.chat_text(chat, shown, **options)
-    return ChatPrompt(chat, tools, encode_again, encode(text), support.opening(text))
+    token_ids = encode(text)
+
+    def render_marked() -> str:
+        messages = [each.model_copy(update={"content": _marked(each.content)}) for each in body.messages[:-1]]
+        last = body.messages[-1]
+        if isinstance(last.content, list):  # at its own end the prompt is kept anyway
+            last = last.model_copy(update={"content": [*_marked(last.content[:-1]), last.content[-1]]})
+        marked = chat_of(_marked(body.system), [*messages, last], seal)
+        return support.chat_text(mark_instructions(marked), shown, **options)
+
+    ends = prefix_ends(text, token_ids, render_marked, tokens, support)
+    return ChatPrompt(chat, tools, encode_again, token_ids, support.opening(text), prefix_ends=ends)
+
+
+def _marked(content: Any) -> Any:
+    """The content, or the instructions, with a mark behind each text that the client wants to have cached."""
+    if not isinstance(content, list):
+        return content
+    return [
+        block.model_copy(update={"text": block.text + PREFIX_END})
+        if isinstance(block, TextBlock) and (block.model_extra or {}).get("cache_control") is not None
+        else block
+        for block in content
+    ]
 
 
 def _check_continued(chat: Chat, field: str) -> None:

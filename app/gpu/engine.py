@@ -15,7 +15,7 @@ from app.domain.errors import DjinnError, Draining, EngineError, FieldOutOfRange
 from app.domain.values import ModelInfo, SessionId
 from app.gpu.commands.dispatch import CommandHandler
 from app.gpu.device.hardware import check_alive
-from app.gpu.forward.forward import Runner
+from app.gpu.forward.forward import Runner, StatesLost
 from app.gpu.forward.results import LaunchedStep, SplitStep, StepResult
 from app.gpu.kv.loan import Borrower
 from app.gpu.kv.mover import KVMover
@@ -252,6 +252,10 @@ class Engine:
             self._outdated |= plan.preempted or plan.skipped
             if plan.rows:
                 self._step = self._runner.launch(plan.rows, sample_requests(plan.rows))
+        except StatesLost as error:
+            logger.warning("%d rows go back to states that were kept: %s", len(plan.rows), error)
+            for row in plan.rows:
+                self._scheduler.cache.run_again(row.sequence)
         except Exception as error:
             events += self._fail_step(plan.rows, error)
         return events

@@ -147,6 +147,7 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "tiny-mistral": _llama(64, 128, 4, 4, 2, model_type="mistral", **_TINY),
     "tiny-qwen3": _llama(64, 128, 4, 4, 2, model_type="qwen3", layer_types=_ALL_FULL, **_TINY),
     "tiny-gpt2": _gpt2(64, 4, 4, 512),
+    "tiny-hybrid": _hybrid(64, 128, 4, 4, 2, rope_theta=10_000.0, vocab_size=512, max_position_embeddings=4096),
 }
 
 SHAPE_NAMES = tuple(_SHAPES)

@@ -9,6 +9,7 @@ from app.domain.errors import FieldOutOfRange, MalformedRequest
 from app.openai.chat import ROLE_TAGS
 from app.text.tokenizer import CharacterLimit, TextLimit, Tokens
 from app.tools.definitions import Tool
+from app.tools.prefixes import mark_instructions, prefix_ends
 from app.tools.replay import Chat, ChatPrompt
 from app.tools.support import ToolSupport
 
@@ -64,7 +65,8 @@ def chat_prompt(
         return tokens.encode(render(chat), add_special_tokens=False, limit=limit)
 
     token_ids = tokens.encode(text, add_special_tokens=False, limit=limit)
-    return ChatPrompt(chat, tools, encode, token_ids, support.opening(text), paths)
+    ends = prefix_ends(text, token_ids, lambda: render(mark_instructions(chat)), tokens, support)
+    return ChatPrompt(chat, tools, encode, token_ids, support.opening(text), paths, ends)
 
 
 def _text(chat: Chat, render: Render) -> str | None:

@@ -15,6 +15,7 @@ from app.anthropic.answers import (
     stream,
 )
 from app.anthropic.messages import (
+    OF_PREFIXES,
     OF_THOUGHTS,
     CountTokensBody,
     MessagesBody,
@@ -75,6 +76,7 @@ async def create_message(
     prompt = await side_work.run(call.owner, message_prompt, body, services.tokens, support, seal, variables, limit)
     prompt = await call.go_on(body, prompt)
     options: Any = {"user": body.user, "opening": prompt.opening, "budget": heeded.budget}
+    options["prefix_ends"] = prompt.prefix_ends
     choices = await unless_disconnected(request, call.start(body, [prompt.token_ids], use, **options))
     writer = MessageWriter(
         {"model": info.name, **told_of(prompt)},
@@ -119,5 +121,6 @@ def _heed(body: PromptFields, ignored: IgnoredFields, support: ToolSupport) -> H
     """What the model does of what the call says of thinking; the rest of the body's fields without effect are told."""
     heeded = support.heed(body.wish())
     ignored.add(heeded.ignored)
-    ignored.read(body, OF_THOUGHTS if support.reads_thoughts else frozenset())
+    of_prefixes = OF_PREFIXES if support.keeps_states else frozenset()
+    ignored.read(body, of_prefixes | (OF_THOUGHTS if support.reads_thoughts else frozenset()))
     return heeded

@@ -294,18 +294,19 @@ class ApiCall:
         user: str | None = None,
         opening: Opening = Opening.CLOSED,
         budget: int | None = None,
+        **options: Any,
     ) -> Choices:
         """Submit the prompts' turns; they end and their sessions close when the response is over.
 
-        `n` choices are made for each prompt; `user` is metadata of a session that the call opens; `opening` and
-        `budget` are as for `requests`.
+        `n` choices are made for each prompt; `user` is metadata of a session that the call opens; `opening`, `budget`
+        and `options` are as for `requests`.
 
         Raises what `requests` does, `WrongState` if the bound session is in use, `Moved` if it is on another server,
         `Busy` and `Draining`.
         """
         registry = self.services.sessions
         _check_count(self.services.settings, prompts=len(prompts), n=n)
-        requests = await self.requests(body, prompts, use, opening=opening, budget=budget)
+        requests = await self.requests(body, prompts, use, opening=opening, budget=budget, **options)
         # Before any session gives way: a refused call must close nothing.
         of_choices = [request for request in requests for _ in range(n)]
         await self.meet_busy(prompts)

@@ -68,6 +68,7 @@ async def create_chat_completion(request: Request, body: ChatBody, call: ApiCall
     ignored.add(prompt.left_out)
     prompt = await call.go_on(body, prompt)
     options: Any = {"user": body.user, "opening": prompt.opening, "budget": heeded.budget}
+    options["prefix_ends"] = prompt.prefix_ends
     starting = call.start(body, [prompt.token_ids], use, n=body.n, **options)
     choices = await unless_disconnected(request, starting)
     writer = ChatChunkWriter(

@@ -188,7 +188,13 @@ async def start_response(
         body = body.model_copy(update={"max_output_tokens": limit})
         asked.budget = asked.budget or (limit // 2 if support.has_budget else None)
     (request,) = await call.requests(
-        body, [prompt.token_ids], use, opening=prompt.opening, budget=asked.budget, keyed=call.keyed
+        body,
+        [prompt.token_ids],
+        use,
+        opening=prompt.opening,
+        budget=asked.budget,
+        keyed=call.keyed,
+        prefix_ends=prompt.prefix_ends,
     )
     await call.meet_busy([prompt.token_ids])
     response_id = new_response_id(services.settings.replica)

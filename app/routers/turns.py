@@ -18,6 +18,7 @@ from app.sessions.session import Session
 from app.sessions.turns import TurnRequest
 from app.text.generation import TextChunk, TurnReader
 from app.text.tokenizer import TextLimit, Tokens
+from app.tools.prefixes import mark_instructions, prefix_ends
 from app.web.bodies import JsonRoute
 from app.web.errors import body_of
 from app.web.openapi import component
@@ -205,7 +206,7 @@ async def _start(
     body.check_vocabulary(services.info.vocab_size)
     sampling = body.to_params(services.sampling, logprobs=body.logprobs)
     await turns.compile_grammar(session.owner, sampling, body.min_tokens, cleanup)
-    token_ids = await _encode(session, body, services)
+    token_ids, ends = await _encode(session, body, services)
     max_tokens = turns.room(len(session.history) + len(token_ids), body.max_tokens, param=body.input_field)
     request = TurnRequest(
         token_ids,
@@ -214,24 +215,34 @@ async def _start(
         body.to_text_rule(logprobs=body.logprobs),
         param=body.input_field,
         keyed=keyed,
+        prefix_ends=ends,
     )
     if keyed is not None and keyed.is_left:
         raise ClientDisconnect
     return turns.start(session, request, cleanup)
 
 
-async def _encode(session: Session, body: GenerateBody, services: Services) -> list[int]:
-    """The turn's new tokens. Raises `WrongState` if the history that they were made to follow is not the one now."""
+async def _encode(session: Session, body: GenerateBody, services: Services) -> tuple[list[int], tuple[int, ...]]:
+    """The turn's new tokens, and where prefixes of them end that others may share. Raises `WrongState` if the history
+    that they were made to follow is not the one now.
+    """
     session.require(SessionState.IDLE, to="start a turn")
     turn, history = session.turn, session.history[:]
-    info = services.info
-    token_ids = await services.side_work.run(
-        session.owner, new_token_ids, body, services.tokens, history, info.vocab_size, info.max_model_len
-    )
+    info, tokens, support = services.info, services.tokens, services.tool_support
+
+    def encode() -> tuple[list[int], tuple[int, ...]]:
+        token_ids = new_token_ids(body, tokens, history, info.vocab_size, info.max_model_len)
+        if history or body.messages is None:
+            return token_ids, ()
+        chat = [message.model_dump() for message in body.messages]
+        text, marked = tokens.chat_text(chat), mark_instructions(chat)
+        return token_ids, prefix_ends(text, token_ids, lambda: tokens.chat_text(marked), tokens, support)
+
+    found = await services.side_work.run(session.owner, encode)
     session.require(SessionState.IDLE, to="start a turn")
     if session.turn is not turn or len(session.history) != len(history):
         raise WrongState(f"cannot start a turn: the history of session {session.id} has changed meanwhile")
-    return token_ids
+    return found
 
 
 resume_router = APIRouter(prefix="/v1/sessions", tags=["breakpoints"], route_class=JsonRoute)

@@ -60,6 +60,8 @@ class TurnRequest:
     """Names the field that the tokens came from."""
     keyed: KeyedRequest | None = None
     """The request with an `Idempotency-Key` that asks for it."""
+    prefix_ends: tuple[int, ...] = ()
+    """Numbers of tokens of a whole prompt that other sessions may begin with too."""
     above: Above | None = None
     """Where the pass begins, if not with new tokens in the first layer."""
 
@@ -153,6 +155,7 @@ class Turns:
             stop=request.stop,
             replace=request.replace,
             pausable=request.pausable,
+            prefix_ends=request.prefix_ends,
             apart_tokens=self.apart_tokens() if request.above is None else 0,
             above=request.above,
         )

@@ -45,6 +45,8 @@ class ChatPrompt:
     """How it leaves the model's turn."""
     left_out: Iterator[str] = field(default_factory=lambda: iter(()))
     """The paths of the fields that make no difference to the tokens."""
+    prefix_ends: tuple[int, ...] = ()
+    """How many of the tokens other chats may begin with too."""
     recomputed_because: str | None = None
     """Where it first differs from the history that it continues; None: nowhere, or it continues none."""
 

@@ -51,11 +51,20 @@ _THOUGHTS = ("thinking", "reasoning_content", "reasoning")
 class ToolSupport:
     """Renders chats with tools, and reads their answers. Any thread may use it."""
 
-    def __init__(self, tokens: Tokens, chat_format: str | None = None, secret: bytes | None = None) -> None:
+    def __init__(
+        self,
+        tokens: Tokens,
+        chat_format: str | None = None,
+        secret: bytes | None = None,
+        *,
+        keeps_states: bool = False,
+    ) -> None:
         """`chat_format` names how the model talks; None: its chat template shows it. Servers with one `secret` take
-        each other's thoughts back. Raises `FieldOutOfRange` for an unknown name.
+        each other's thoughts back. A model with recurrent layers `keeps_states`. Raises `FieldOutOfRange` for an
+        unknown name.
         """
         self._tokens = tokens
+        self.keeps_states = keeps_states
         self.seal = Seal(secret)
         try:
             self._form, self.thinking = find_chat_format(tokens.chat_template, chat_format)

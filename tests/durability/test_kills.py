@@ -108,12 +108,12 @@ class Agent:
         del self.prompts[len(self.made) :]
 
 
-async def run_until_killed(folder: Path, agents: list[Agent], choose: random.Random) -> Agent:
+async def run_until_killed(folder: Path, agents: list[Agent], choose: random.Random, *flags: str) -> Agent:
     """Start the server, compare what it brings back, and kill it after some turns of the agents.
 
     Returns the agent that left before: at least one session has its KV on disk at each kill.
     """
-    with serve_process(folder, *TIERS, own_engine=KILLS > KILLS_OF_A_SESSION) as server:
+    with serve_process(folder, *flags, *TIERS, own_engine=KILLS > KILLS_OF_A_SESSION) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
             while len(agents) < AGENTS:
                 session = (await client.post("/v1/sessions")).raise_for_status().json()["id"]
@@ -141,15 +141,17 @@ async def repeat(client: httpx.AsyncClient, agent: Agent) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-hybrid"])
 @pytest.mark.parametrize("first", range(0, KILLS, KILLS_OF_A_SESSION))
-async def test_no_kill_loses_a_finished_turn(tmp_path: Path, first: int) -> None:
+async def test_no_kill_loses_a_finished_turn(tmp_path: Path, first: int, model: str) -> None:
     """`DJINN_TEST_KILLS` says how many kills there are in all, from number 0 on (default: 4); `first` begins a test
     with sessions of its own. With more than the default the engine has a process of its own, which starts slowly.
     """
     folder, choose, agents = tmp_path / "state", random.Random(first), list[Agent]()
+    flags = "--model", f"random:{model}"
     for _ in range(min(KILLS_OF_A_SESSION, KILLS - first)):
-        left = await run_until_killed(folder, agents, choose)
-    with serve_process(folder) as server:
+        left = await run_until_killed(folder, agents, choose, *flags)
+    with serve_process(folder, *flags) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
             for agent in agents:
                 agent.catch_up((await client.get(agent.path)).json())

@@ -9,14 +9,13 @@ import httpx
 import pytest
 import torch
 
-from app.domain.breakpoints import Action, Edit, EditOp, Gate, Until
+from app.domain.breakpoints import Action, Edit, EditOp, Gate
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import KVBudget, KVPolicy, Phase, SessionId, StopRule, Tier
-from app.gpu.forward.forward import RowStates
 from app.gpu.startup.loader import load_engine
 from app.messages import Export, Import, Open, Rewind, TurnFinished
 from app.model_store.resolve import ResolvedModel, resolve
-from tests.durability.restarting import generate, open_session
+from tests.durability.restarting import open_session
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_oracle import data_of
 from tests.gpu.commands.test_transfers import ID, move
@@ -130,7 +129,7 @@ class Life:
             self.end(turn)
 
     def pause(self, session: SessionId) -> None:
-        """A turn that pauses at a layer of each pass, with others' turns, moves, a fork or the end between."""
+        """A turn that pauses at a layer of each pass, with others' turns, moves or the end between."""
         always = Gate(data_of(torch.zeros(self.driver.runner.stack.hidden_size)), below=1.0)  # the pass runs again
         self.driver.arm(session, self.chance.randrange(3), gate=self.chance.choice([None, always]))
         turn, history = self.say(session), self.histories[session]
@@ -140,12 +139,6 @@ class Life:
                 self.driver.signal(session, Phase.IO_WAIT)
             if 0.2 < what < 0.4:
                 self.talk(session)
-            if 0.4 < what < 0.5:
-                twin = self.driver.fork(turn)
-                self.histories[twin.session] = list(history)
-                self.driver.go_on(twin, Until(end=True))
-                self.end(twin)
-                self.driver.disarm(twin.session)
             self.driver.go_on(turn)
         if turn.paused:
             history += turn.tokens[: self.driver.cancel(turn, len(turn.tokens) // 2) - len(history)]
@@ -310,23 +303,16 @@ def test_a_prefix_is_found_where_a_state_was_kept_and_nobody_elses_is(served: Se
 
 
 @torch.inference_mode()
-def test_sessions_compute_a_long_prefix_once_and_a_rewind_a_turn_at_most(tmp_path: Path) -> None:
+def test_sessions_compute_a_long_prefix_once(tmp_path: Path) -> None:
     served, chance = Served("qwen3_next", tmp_path, max_position_embeddings=4096), random.Random(11)
     driver = served.make(state_every=None, max_step_tokens=256, contexts=100)
-    spacing, system = driver.scheduler.cache.state_every, prompt(chance, 2000)
-    for most in (2000, spacing, 0):
-        session, history = driver.open(), list[int]()
-        ended = talk(served, driver, session, history, [*system, *prompt(chance, 9)], 1)
-        assert 2000 - ended.usage.cached_tokens <= most
-    ends = list[int]()
-    for _ in range(3):
-        ends.append(len(history))
-        talk(served, driver, session, history, prompt(chance, 40), 1)
-    for keep, end in ((ends[2], ends[2]), (ends[2] - 20, ends[1])):
-        del history[keep:]
-        driver.do(Rewind(driver.ticket(), session, keep))
-        ended = talk(served, driver, session, history, prompt(chance, 2), 1)
-        assert ended.usage.cached_tokens >= end - 1
+    spacing = driver.scheduler.cache.state_every
+    for told, recomputed in ((True, (2000, 0)), (False, (2000, spacing, 0))):
+        system, ends = prompt(chance, 2000), (2000,) if told else ()
+        for most in recomputed:
+            turn = driver.turn(driver.open(), new := [*system, *prompt(chance, 9)], 1, prefix_ends=ends)
+            assert turn.tokens == served.greedy(tuple(new), 1)
+            assert 2000 - turn.end.usage.cached_tokens <= most
 
 
 @torch.inference_mode()
@@ -341,41 +327,33 @@ def test_a_prefix_with_more_hashes_than_a_state_has_blocks_is_found(tmp_path: Pa
 
 
 @torch.inference_mode()
-def test_a_step_that_does_not_fit_leaves_states_as_they_were(hybrid: Served) -> None:
-    driver, chance = hybrid.make(), random.Random(5)
-    stack: Any = driver.runner.stack
-    run, most = stack.layer, 5
+def test_a_step_that_does_not_fit_changes_no_token(served: Served) -> None:
+    """Nor where layers have folded in place before it did not."""
+    chance = random.Random(5)
 
-    def layer(index: int, hidden: torch.Tensor, *given: Any) -> torch.Tensor:
-        if index and len(hidden) > most:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        found: torch.Tensor = run(index, hidden, *given)
-        return found
+    def short_of_memory(unfit: range) -> BreakDriver:
+        driver = served.make(contexts=6)
+        stack: Any = driver.runner.stack
+        run = stack.layer
 
-    stack.layer = layer
+        def layer(index: int, hidden: torch.Tensor, *given: Any) -> torch.Tensor:
+            if index and len(hidden) in unfit:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            found: torch.Tensor = run(index, hidden, *given)
+            return found
+
+        stack.layer = layer
+        return driver
+
+    driver = short_of_memory(range(6, 99))
     for each in (14, 9):
-        talk(hybrid, driver, driver.open(), [], prompt(chance, each))
+        talk(served, driver, driver.open(), [], prompt(chance, each))
     turn = driver.turn(driver.open_armed(1, once=True), new := prompt(chance, 12), 5)
     driver.run(turn)  # one part of the pass goes on from what the one before has left half way up
-    assert turn.tokens == hybrid.greedy(tuple(new), 5)
-
-
-@torch.inference_mode()
-def test_a_step_that_folds_in_place_is_split_before_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    served, chance, short = Served("mamba2", tmp_path), random.Random(5), list[int]()
-    driver, read = served.make(), RowStates.read
-
-    def read_if_few(states: RowStates) -> None:
-        if states.in_place and len(states._rows) > 1:
-            short.append(len(states._rows))
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        read(states)
-
-    monkeypatch.setattr(RowStates, "read", read_if_few)
-    prompts = [prompt(chance, 5) for _ in range(2)]
+    assert turn.tokens == served.greedy(tuple(new), 5)
+    driver, prompts = short_of_memory(range(2, 3)), [prompt(chance, 5) for _ in range(2)]
     turns = [driver.begin(driver.open(), new, 5) for new in prompts]
     driver.settle(*turns)
-    assert short
     assert [turn.tokens for turn in turns] == [served.greedy(tuple(new), 5) for new in prompts]
 
 
@@ -385,17 +363,28 @@ def test_a_device_without_room_for_a_state_is_refused(hybrid: Served) -> None:
         hybrid.make(kv_device=KVBudget(bytes=4096))
 
 
-def test_sessions_over_http_wait_and_return_with_their_state(hybrid: Served) -> None:
-    rng, history = random.Random(6), list[int]()
-    with serve(model=str(hybrid.model.folder), max_model_len=None) as url, httpx.Client(base_url=url) as http:
-        session = open_session(http)
-        for length in (20, 3, 18):
-            new = prompt(rng, length)
-            answer = generate(http, session, new, max_tokens=5)
-            history += new
-            assert answer["token_ids"] == hybrid.greedy(tuple(history), 5)
-            assert answer["usage"]["cached_tokens"] == max(0, len(history) - length - 1)
-            history += answer["token_ids"]
-            assert http.post(f"/v1/sessions/{session}/phase", json={"phase": "io_wait"}).is_success
+def test_chats_that_begin_alike_compute_that_once_whoever_asks() -> None:
+    def cached(alike: str, asked: str, way: int) -> int:
+        user, system = {"role": "user", "content": asked}, {"role": "system", "content": alike}
+        document = {"type": "text", "text": alike, "cache_control": {"type": "ephemeral"}}
+        path, body = (
+            ("chat/completions", {"messages": [system, user], "max_tokens": 2}),
+            ("responses", {"instructions": alike, "input": asked, "max_output_tokens": 2}),
+            ("messages", {"system": alike, "messages": [user], "max_tokens": 2}),
+            ("messages", {"messages": [{**user, "content": [document]}, user], "max_tokens": 2}),
+            (f"sessions/{session}/generate", {"messages": [system, user], "max_tokens": 2}),
+        )[way]
+        answer = http.post(f"/v1/{path}", json=body if way == 4 else {**body, "model": "tiny-hybrid"})
+        assert "cache_control" not in answer.raise_for_status().headers.get("x-djinn-ignored", "")
+        usage = answer.json()["usage"]
+        usage = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or usage
+        return int(usage["cache_read_input_tokens" if path == "messages" else "cached_tokens"])
+
+    with serve(model="random:tiny-hybrid", max_model_len=None) as url, httpx.Client(base_url=url) as http:
+        for way in range(5):
+            session = open_session(http)
+            assert cached("abcde"[way] * 2000, "Why?", way) == 0
+            session = open_session(http)
+            assert cached("abcde"[way] * 2000, "How?", way) > 2000 - 16
         estimate = http.get("/v1/memory/estimate", params={"tokens": 16}).json()
         assert estimate["kv_bytes"] > 16 * estimate["kv_bytes_per_token"], "its state is counted"

@@ -50,6 +50,11 @@ from app.messages import Attribute, ReadFeatures
 
 logger = logging.getLogger(__name__)
 
+
+class StatesLost(Exception):
+    """Memory was too short for a step, once its layers may have folded tokens into the states of some rows."""
+
+
 MOST_NEURONS = 2048
 """Of a layer that are attributed: those that fire most."""
 
@@ -282,6 +287,8 @@ class Runner:
         A step that memory is too short for is split, first from its drafts, and its parts run one after the other. An
         attempt that fails half-way has only written KV to the slots of its own rows. The next one writes the same
         values there before it reads them. No other session does: blocks are shared only once a row is accounted for.
+
+        Raises `StatesLost` if it folds in place instead. The next steps are smaller then.
         """
         self._alone = max(0, self._alone - 1)
         waiting, parts, unfit = deque[Row](), list[LaunchedStep](), set[Row]()
@@ -397,8 +404,11 @@ class Runner:
         except Exception as error:
             if step is not None:
                 step.abandon()
-            if folds_in_place or not is_out_of_memory(error):  # states that tokens may have been folded into are lost
+            if not is_out_of_memory(error) or (folds_in_place and len(rows) == 1):
                 raise
+            if folds_in_place:
+                self._split_size.shrink(len(rows))
+                raise StatesLost(str(error)) from None
             return None
         self._followed += before is not None
         self._tokens += len(token_ids)
@@ -434,7 +444,7 @@ class RowStates:
     comes back when the pass goes on.
 
     On a CPU a plain step, whose rows have one token and run all layers, folds into those in the pool: there a copy of a
-    state takes as long as to fold a token. If memory is too short once its layers run, the step's turns end.
+    state takes as long as to fold a token. If its layers lack memory, the rows go back to earlier states.
     """
 
     def __init__(

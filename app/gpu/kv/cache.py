@@ -8,9 +8,10 @@ held goes on from the longest prefix that is still found, and recomputes the res
 
 Where layers fold, a sequence's last blocks have their state (`BlockPool.state_blocks`). It is true of the computed
 tokens and of no fewer, so a sequence that is cut goes back to an earlier state. Some are kept for that: those at the
-ends of turns and of their prompts, on the way there one for every `state_every` tokens, and where a prompt leaves what
-another has computed. A kept state is a prefix like any other. Its blocks are published, so what writes to them next
-gets others, and they stay until others need the room.
+ends of turns and of their prompts, and on the way there one for every `state_every` tokens, one where a prefix ends
+that others share by what the turn says, and one where a prompt leaves what another has computed. A kept state is a
+prefix like any other. Its blocks are published, so what writes to them next gets others, and they stay until others
+need the room.
 """
 
 import sys
@@ -26,9 +27,9 @@ from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.paths import NO_EDITS, expected_edits
 from app.gpu.state.sequence import TokenSequence
 
-WORTH_A_BRANCH = 4
-"""A state takes as much room as the KV of `state_every` tokens. It is kept at a branch if that saves a part of so many
-of these.
+WORTH_A_STATE = 4
+"""A state takes as much room as the KV of `state_every` tokens. It is kept at a prefix's end if that saves a part of so
+many of these.
 """
 
 
@@ -63,11 +64,26 @@ class KVCache:
         """Note where the sequence's prompt leaves what others have computed, unless it saves little to keep a state
         there: `found` tokens have one. Who comes next with the same prefix finds it (Marconi; Pan et al., 2025).
         """
+        turn = sequence.active_turn
         edits, limit = expected_edits(sequence)
         known = self._chain(sequence, min(len(sequence.tokens) - 1, limit) // self.hash_tokens, edits)
         end = sum(1 for _ in takewhile(lambda block_hash: self.pool.find(block_hash) is not None, known))
-        is_worth_it = end * self.hash_tokens - found >= self.state_every // WORTH_A_BRANCH
-        sequence.active_turn.branch = end * self.hash_tokens if is_worth_it else 0
+        turn.prefix_ends = self._worth_a_state(found, [*turn.prefix_ends, end * self.hash_tokens])
+
+    def note_prefix_ends(self, sequence: TokenSequence, ends: Iterable[int]) -> None:
+        """Note where prefixes end that others may share, of a turn that begins."""
+        if self.state_every:
+            sequence.active_turn.prefix_ends = self._worth_a_state(0, ends)
+
+    def _worth_a_state(self, found: int, ends: Iterable[int]) -> list[int]:
+        """Of these numbers of tokens, in whole blocks, those that lie far enough behind the one before, or behind what
+        is `found` anyway.
+        """
+        worth = list[int]()
+        for end in sorted(end // self.hash_tokens * self.hash_tokens for end in ends):
+            if end - found >= self.state_every // WORTH_A_STATE:
+                worth.append(found := end)
+        return worth
 
     def _begin_at(self, sequence: TokenSequence, hashes: list[BlockHash]) -> None:
         """The sequence has got the KV, and the state, of a prefix with these hashes."""
@@ -162,21 +178,21 @@ class KVCache:
 
     def to_kept_end(self, sequence: TokenSequence, length: int) -> int:
         """A little less than `length`, if the next so many tokens end where no state is kept and others follow, or pass
-        a branch.
+        a prefix's end.
         """
-        branch = sequence.active_turn.branch
-        if sequence.computed < branch < sequence.computed + length:
-            return branch - sequence.computed
+        for prefix_end in sequence.active_turn.prefix_ends:
+            if sequence.computed < prefix_end < sequence.computed + length:
+                return prefix_end - sequence.computed
         end = (sequence.computed + length) // self.hash_tokens * self.hash_tokens
         return length if sequence.pending <= length or end <= sequence.computed else end - sequence.computed
 
     def _is_worth_keeping(self, sequence: TokenSequence) -> bool:
         """Whether the sequence may come back to the state that it has before its next tokens: that of a turn's
-        beginning, of its prompt's end, of a pass that may run again, and one for every `state_every` tokens and at a
-        branch, where others find it.
+        beginning, of its prompt's end, of a pass that may run again, and one for every `state_every` tokens and where
+        prefixes end, where others find it.
         """
         turn, computed = sequence.turn, sequence.computed
-        if turn is not None and computed in (turn.cached_tokens, turn.prompt_tokens, turn.branch):
+        if turn is not None and computed in (turn.cached_tokens, turn.prompt_tokens, *turn.prefix_ends):
             return True
         if any(each.may_run_again for each in sequence.breakpoints.values()):
             return True

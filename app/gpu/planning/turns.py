@@ -45,6 +45,7 @@ class Turns:
         sequence.turn = TurnState(
             command.ticket, command.sampling, command.stop, context, keep, *before, matcher, pausable=command.pausable
         )
+        self._tiers.cache.note_prefix_ends(sequence, command.prefix_ends)
         if command.sampling.prompt_logprobs is not None:
             self._tiers.cut(sequence, 0)  # only computing the prompt gives its log-probabilities
         self._scheduler.enqueue(sequence, above)

@@ -115,10 +115,8 @@ class TurnState:
     """None until the turn has left the queue for the first time."""
     prefix_hashes: list[BlockHash] = field(default_factory=list)
     """Chain hashes of the history's first blocks without edits, as far as the turn has looked for them."""
-    branch: int = 0
-    """Where the prompt leaves a prefix that others have computed, if no state was found there that layers which fold
-    could go on from.
-    """
+    prefix_ends: Sequence[int] = ()
+    """Rising numbers of tokens that other sessions begin with, or may: their state is kept, where layers fold."""
     expected: tuple[tuple[object, ...], InterventionLog, int] | None = None
     """What `expected_edits` has found, and what that is based on: while the turn waits, each step needs it."""
     awaits_prefill: bool = False

@@ -156,10 +156,11 @@ class BreakDriver(Driver):
         sampling: SamplingParams = GREEDY,
         *,
         stop: StopRule | None = None,
+        **more: Any,
     ) -> Turn:
         """Submit a turn; nothing of it has run yet."""
         ticket, rule = self.ticket(), stop or StopRule(max_tokens)
-        command = Submit(ticket, session, tuple(token_ids), sampling, rule)
+        command = Submit(ticket, session, tuple(token_ids), sampling, rule, **more)
         self.take(self.engine.handle(command))
         return Turn(self.events, session, [ticket])
 

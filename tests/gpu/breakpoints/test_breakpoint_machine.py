@@ -15,13 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from torch import Tensor
 
 from app.domain.breakpoints import ALL, NEXT_BREAKPOINT, Action, Breakpoint, Edit, EditOp, Pass, Positions, Until, When
-from app.domain.values import KVPolicy, Phase, SessionId
+from app.domain.values import KVPolicy, Phase, Residency, SessionId
 from app.gpu.engine import Engine
 from app.gpu.forward.graphs import KeptGraphs
-from app.messages import Export, Import, Rewind, SetPhase
+from app.messages import Export, Import, Open, PublishKV, ReceiveKV, Rewind, SendKV, SetPhase
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, make_tiny
 from tests.gpu.breakpoints.breaking_oracle import change_of, hooked, within
+from tests.gpu.driving import tcp_pair
 from tests.gpu.forward.recording import FakeRecorder, PaddedAttention, with_attention
 
 # Hypothesis runs all examples, however slow the machine.
@@ -357,13 +358,35 @@ class HybridBreakpointMachine(TieredBreakpointMachine):
         return engine
 
     @precondition(lambda self: self.unedited())
-    @rule(which=shares)
-    def export_and_import(self, which: float) -> None:
-        """The session goes on from a file of itself."""
+    @rule(which=shares, by_file=st.booleans())
+    def leave_and_return(self, which: float, by_file: bool) -> None:
+        """The session goes on from a file of itself, or from what it has sent, as to another server."""
         driver, session, path = self.driver, pick(self.unedited(), which).session, f"{self.folder.name}/exported"
-        driver.do(Export(driver.ticket(), session, path))
+        if by_file:
+            driver.do(Export(driver.ticket(), session, path))
+            driver.close(session)
+            driver.do(Import(driver.ticket(), session, path))
+            return
+        history, (out, into) = driver.sequence(session).tokens, tcp_pair()
+        driver.do(SendKV(driver.ticket(), session, driver.engine.give(out)))
         driver.close(session)
-        driver.do(Import(driver.ticket(), session, path))
+        received = driver.engine.give(into), "", Residency.BEST_EFFORT, tuple(history), (), None
+        driver.do(ReceiveKV(driver.ticket(), session, *received))
+        driver.do(PublishKV(driver.ticket(), session))
+
+    @rule()
+    def kill(self) -> None:
+        """Another engine finds the files on disk, and is told of sessions as their last turns left them."""
+        before, self.driver = self.driver, BreakDriver(self.engine())
+        self.driver._names, self.driver._breakpoints = before._names, before._breakpoints
+        self.clients = [each for each in self.clients if not (each.steering or each.made)]
+        for client in self.clients:
+            old, ticket = before.sequence(client.session), self.driver.ticket()
+            if client.turn is not None:
+                del client.history[old.active_turn.kept :]
+            client.turn = client.computed = None
+            armed = tuple(old.breakpoints.values())
+            self.driver.do(Open(ticket, client.session, token_ids=tuple(client.history), breakpoints=armed))
 
     def unedited(self) -> list[Client]:
         return [each for each in self.idle() if each.history and not (each.steering or each.made)]
