@@ -232,7 +232,7 @@ class Disarm(OfSession, frozen=True):
 
 
 class ReadCaptures(OfSession, frozen=True):
-    """Answered by `Done(Callable[[], Captures])`: the copy may take long, so another thread makes it. `point` and
+    """Answered by `Done(Callable[[], Captures])`: to send them may take long, so another thread does. `point` and
     `layer` choose some of them; None: any.
     """
 

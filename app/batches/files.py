@@ -17,6 +17,7 @@ from typing import BinaryIO, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
+from app.domain.breakpoints import Bytes
 from app.domain.errors import DiskShort, FieldOutOfRange, FilesFull, NotFound, TooLarge, WrongState
 from app.machine.budget import DiskRoom, Share, leaves_as_much
 from app.machine.files import make_writable, size, sync
@@ -278,15 +279,16 @@ class FileWriter:
         self.bytes = part.stat().st_size
         """Those that it has, or will have in a moment."""
 
-    async def write(self, data: bytes, *, at_once: bool = False) -> None:
+    async def write(self, *data: Bytes, at_once: bool = False) -> None:
         """Append `data`, `at_once` or with what follows. Raises `TooLarge`, `FilesFull`, `DiskShort`."""
-        self._store.take(self._owner, len(data), self.bytes)
-        self.bytes += len(data)
-        is_large = len(data) >= PIECE_BYTES  # to copy it here would hold up the event loop
+        count = sum(map(len, data))
+        self._store.take(self._owner, count, self.bytes)
+        self.bytes += count
+        is_large = count >= PIECE_BYTES  # to copy it here would hold up the event loop
         if not is_large:
-            self._pending += data
+            self._pending += b"".join(data)
         if at_once or is_large or len(self._pending) >= PIECE_BYTES:
-            await self._flush(data if is_large else b"")
+            await self._flush(*data if is_large else ())
 
     async def keep(self, filename: str, purpose: AnyPurpose, ttl_s: int | None) -> FileObject:
         """The file is whole: it is found from now on. Raises `DiskShort`."""
@@ -304,20 +306,19 @@ class FileWriter:
         self.is_kept = True
         return file
 
-    async def _flush(self, more: bytes = b"") -> None:
+    async def _flush(self, *more: Bytes) -> None:
         async with self._lock:
             data, self._pending = self._pending, bytearray()
             try:
-                self._claim.grow(len(data) + len(more))
-                await asyncio.to_thread(self._append, data, more)
+                self._claim.grow(len(data) + sum(map(len, more)))
+                await asyncio.to_thread(self._append, data, *more)
             except OSError as error:  # `DiskFull` too
                 raise DiskShort(f"the file was not stored: {error.strerror}") from error
             finally:
                 self._claim.shrink()
 
-    def _append(self, data: bytearray, more: bytes) -> None:
-        self._opened.write(data)
-        self._opened.write(more)
+    def _append(self, *data: bytearray | Bytes) -> None:
+        self._opened.writelines(data)
         self._opened.flush()
 
 

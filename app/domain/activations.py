@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from app.domain.breakpoints import Intervention, Pass, TensorData
+from app.domain.breakpoints import Intervention, Pass, TensorData, TensorParts
 from app.domain.points import Point
 from app.domain.values import SamplingParams, StopRule
 
@@ -62,7 +62,7 @@ class Capture:
     layer: int
     positions: tuple[int, ...]
     token_ids: tuple[int, ...]
-    tensor: TensorData
+    tensor: TensorParts
     point: Point = Point.RESID_POST
     heads: tuple[int, ...] = ()
 

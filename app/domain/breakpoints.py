@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.points import Place, Point, place_of
@@ -77,6 +77,31 @@ class TensorData:
         count, *rest = self.shape
         row_bytes = len(self.data) // count
         return TensorData(self.dtype, (end - first, *rest), self.data[first * row_bytes : end * row_bytes])
+
+
+if TYPE_CHECKING:
+    Bytes = bytes | memoryview
+    """Bytes, or a view of bytes that nothing changes: much is captured, and a copy takes long."""
+else:
+    Bytes = bytes  # msgspec has no such union
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParts:
+    """A tensor whose bytes are where they are: those of `parts`, one behind the other."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    parts: tuple[Bytes, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all parts."""
+        return sum(map(len, self.parts))
+
+    def joined(self) -> TensorData:
+        """The same in one place."""
+        return TensorData(self.dtype, self.shape, b"".join(self.parts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import threading
 import time
 from array import array
 from collections import deque
+from collections.abc import Iterable
 
 logger = logging.getLogger(__name__)
 
@@ -76,11 +77,14 @@ class Channel:
         self._keep_spare()
         threading.Thread(target=self._write_when_there_is_room, name="djinn-frames", daemon=True).start()
 
-    def send(self, data: bytes) -> None:
-        """Send one frame. If the other end is gone, it goes nowhere: `receive` tells of that."""
-        shared = _share(data) if len(data) > SHARED_BYTES else None
-        header = HEADER.pack(len(data), BEHIND if shared is None else SHARED)
-        self._waiting.append((memoryview(header + data if shared is None else header), shared))
+    def send(self, *parts: bytes | memoryview) -> None:
+        """Send one frame, of parts that are not copied together first if it is large. If the other end is gone, it goes
+        nowhere: `receive` tells of that.
+        """
+        length = sum(map(len, parts))
+        shared = _share(parts) if length > SHARED_BYTES else None
+        header = HEADER.pack(length, BEHIND if shared is None else SHARED)
+        self._waiting.append((memoryview(b"".join((header, *parts)) if shared is None else header), shared))
         self._flush()
 
     def receive(self, timeout_s: float) -> bytes | memoryview | None:
@@ -232,16 +236,17 @@ class Channel:
             poll.poll(None if timeout_s is None else timeout_s * 1000)
 
 
-def _share(data: bytes) -> int | None:
-    """A descriptor of a file in memory that has `data`; None if there can be none now: then it goes the other way."""
+def _share(parts: Iterable[bytes | memoryview]) -> int | None:
+    """A descriptor of a file in memory with all parts; None if there can be none now: they go the other way then."""
     try:
         descriptor = os.memfd_create("djinn-frame") if hasattr(os, "memfd_create") else _unnamed_file()
     except OSError:
         return None
     try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        for part in parts:
+            rest = memoryview(part)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
     except OSError:
         os.close(descriptor)
         return None

@@ -5,9 +5,11 @@ Frames of one direction keep their order. Nothing in a frame is executed, and on
 
 from __future__ import annotations
 
+import struct
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -24,7 +26,19 @@ from app.domain.activations import (
     LensRows,
     PausedTurn,
 )
-from app.domain.breakpoints import ALL, Edit, EditOp, Feature, Gate, Intervention, OfTopK, Part, Positions, TensorData
+from app.domain.breakpoints import (
+    ALL,
+    Bytes,
+    Edit,
+    EditOp,
+    Feature,
+    Gate,
+    Intervention,
+    OfTopK,
+    Part,
+    Positions,
+    TensorData,
+)
 from app.domain.errors import DjinnError, EngineError
 from app.domain.memory_map import MemoryMap
 from app.domain.points import Point
@@ -276,52 +290,81 @@ VALUES: dict[str, Any] = {
 Plain = Any
 """Numbers, strings, bytes, lists and dictionaries."""
 
+PAIR, ARRAY, EXTENSION = b"\x92", struct.Struct(">BI"), struct.Struct(">BIb")
+"""How MessagePack begins a pair, a longer array (0xdd) and bytes of an application's own type (0xc9), with their
+lengths (https://github.com/msgpack/msgpack/blob/master/spec.md). Those are decoded without a copy.
+"""
+
 
 def encode(frame: Frame) -> bytes:
     """One frame that is no event."""
     return msgspec.msgpack.encode((type(frame).__name__, *take_out(frame)), enc_hook=_to_plain)
 
 
-def encode_events(events: Sequence[Event]) -> bytes:
-    """The events of a step as one frame. A `Done` with a function carries what the function returns: it is called."""
-    return msgspec.msgpack.encode([_pack(event) for event in events], enc_hook=_to_plain)
+def encode_events(events: Sequence[Event]) -> list[Bytes]:
+    """The events of a step as the parts of one frame: the events, and then what was captured, from where it is. A
+    `Done` with a function carries what the function returns: it is called.
+    """
+    behind = list[Bytes]()
+    packed = msgspec.msgpack.encode([_pack(event, behind) for event in events], enc_hook=_to_plain)
+    parts: list[Bytes] = [PAIR + packed + ARRAY.pack(0xDD, len(behind))]
+    for data in behind:
+        parts += EXTENSION.pack(0xC9, len(data), 0), data
+    return parts
 
 
 def decode(data: bytes | memoryview) -> Frame | list[Event]:
-    """A frame, or the events of a step. Raises `msgspec.MsgspecError` or `KeyError` for what was not encoded here."""
-    found: Plain = msgspec.msgpack.decode(data)
-    if found and isinstance(found[0], str):
+    """A frame, or the events of a step; what was captured stays where it is. Raises `msgspec.MsgspecError` or
+    `KeyError` for what was not encoded here.
+    """
+    found: Plain = msgspec.msgpack.decode(data, ext_hook=lambda _, view: view)
+    if isinstance(found[0], str):
         name, *sent = found
         frame: Frame = _made_of(sent, FRAMES[name])
         return frame
-    return list(map(_unpack, found))
+    events, behind = found
+    views = iter(behind)
+    return [_unpack(event, views) for event in events]
 
 
-def _pack(event: Event) -> tuple[Plain, ...]:
+def _pack(event: Event, behind: list[Bytes]) -> tuple[Plain, ...]:
+    """What is sent of an event in its place; the rest is put `behind` all of them."""
     if isinstance(event, Token) and event.logprobs is None:  # most events are these: a pair of numbers
         return (event.ticket, event.token_id)
     if isinstance(event, Done):
         is_made = callable(event.value)
         value: Any = event.value() if callable(event.value) else event.value
+        if isinstance(value, Captures):
+            behind += [part for each in value.records for part in each.tensor.parts]
+            value = _with_parts(value, repeat(b""))
         return ("Done", event.ticket, type(value).__name__, is_made, *take_out(value))
     if isinstance(event, Failed):
         return ("Failed", event.ticket, event.error)
     return (type(event).__name__, *take_out(event))
 
 
-def _unpack(packed: list[Plain]) -> Event:
+def _unpack(packed: list[Plain], behind: Iterator[memoryview]) -> Event:
     if len(packed) == 2 and isinstance(packed[0], int):
         return Token(Ticket(packed[0]), packed[1])
     name, *fields = packed
     if name == "Done":
         ticket, kind, is_made, *sent = fields
         value = _made_of(sent, VALUES[kind])
+        if isinstance(value, Captures):
+            value = _with_parts(value, behind)
         return Done(ticket, (lambda: value) if is_made else value)
     if name == "Failed":
         ticket, error = fields
         return Failed(ticket, _error(error))
     event: Event = _made_of(fields, EVENTS[name])
     return event
+
+
+def _with_parts(captures: Captures, parts: Iterator[Bytes]) -> Captures:
+    """The same captures, with the next ones of `parts` in the place of theirs."""
+    taken = ((each, tuple(next(parts) for _ in each.tensor.parts)) for each in captures.records)
+    records = (replace(each, tensor=replace(each.tensor, parts=own)) for each, own in taken)
+    return replace(captures, records=tuple(records))
 
 
 def _made_of(sent: list[Plain], kind: Any) -> Any:

@@ -158,7 +158,7 @@ class _Host:
             if not tickets:
                 raise
             data = encode_events([Failed(tickets[0], EngineError(f"the answer could not be sent: {error}"))])
-        self._channel.send(data)
+        self._channel.send(*data)
 
     def _receive(self) -> None:
         try:

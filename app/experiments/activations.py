@@ -15,7 +15,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import count, islice, takewhile
 from math import prod
@@ -30,7 +30,7 @@ from app.batches.files import PART, FileStore, new_id
 from app.batches.jobs import AGAIN, LONGEST_WAIT_S, Jobs, Kept
 from app.batches.places import AT_ONCE, Places
 from app.batches.requests import BatchProblem, LineProblem, check_lines
-from app.domain.breakpoints import TensorData, TopFeatures
+from app.domain.breakpoints import Bytes, TensorParts, TopFeatures
 from app.domain.errors import DiskShort, DjinnError, FieldOutOfRange, Unauthenticated
 from app.domain.points import ABOUT, Axis
 from app.domain.positions import runs_of
@@ -58,7 +58,7 @@ from app.text.generation import whole_pieces
 from app.text.tokenizer import Tokens
 from app.wire.base import LongList, TokenId, WireModel, fixed, shape
 from app.wire.breakpoints import TopFeaturesBody
-from app.wire.tensors import to_float32, write_file
+from app.wire.tensors import file_parts, to_float32
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +70,10 @@ TURNS = 2 * AT_ONCE
 """Prompts that are computed at once: they are short turns, and the engine must not wait for the next."""
 MAX_SHARD_BYTES = 128 << 20
 """A shard ends before it has more, unless that is one prompt's alone: it is in memory until it is written."""
+SHARDS_AT_ONCE = 2
+"""Whose prompts are read, beside the one that is written: one has few long prompts, and the engine must not wait for
+the next while the last of them ends.
+"""
 REGEX_S = 1.0
 """How long a regular expression may take for one prompt."""
 
@@ -306,15 +310,15 @@ class Record:
         return known | {name: getattr(self, name) for name in ("id", "error") if getattr(self, name) is not None}
 
 
-def write_shard(records: Sequence[Record], wanted: Wanted, info: ModelInfo) -> bytes:
-    """A shard as safetensors. Not reduced, each prompt has a tensor `{index}.{point}` of `[layers, positions, width]`;
-    reduced, all have one `{point}` of `[prompts, layers, width]`, where rows of prompts that failed are 0. With heads
-    `[heads, head_dim]` takes the place of `[width]`, and in a pattern `[heads, keys]`. A mean is in float32, all else
-    in the model's data type. Of features there are `activations` in float32 and `features`, their numbers, in int32: `[
-    positions, top_k]` of each prompt, reduced `[prompts, top_k]`, with 0 and -1 where fewer are active. The metadata
-    has all else as JSON, under `activations`.
+def write_shard(records: Sequence[Record], wanted: Wanted, info: ModelInfo) -> list[Bytes]:
+    """A shard as the parts of a safetensors file. Not reduced, each prompt has a tensor `{index}.{point}` of `[layers,
+    positions, width]`; reduced, all have one `{point}` of `[prompts, layers, width]`, where rows of prompts that failed
+    are 0. With heads `[heads, head_dim]` takes the place of `[width]`, and in a pattern `[heads, keys]`. A mean is in
+    float32, all else in the model's data type. Of features there are `activations` in float32 and `features`, their
+    numbers, in int32: `[positions, top_k]` of each prompt, reduced `[prompts, top_k]`, with 0 and -1 where fewer are
+    active. The metadata has all else as JSON, under `activations`.
     """
-    tensors = dict[str, TensorData]()
+    tensors = dict[str, TensorParts]()
     whole = [record for record in records if record.error is None]
     if wanted.features is not None:
         tensors = _feature_tensors(records, wanted.reduce, wanted.features.top_k)
@@ -330,7 +334,7 @@ def write_shard(records: Sequence[Record], wanted: Wanted, info: ModelInfo) -> b
         ]
         like = next((row for row in rows if row is not None), None)
         if like is not None:
-            nothing = TensorData(like.dtype, like.shape, bytes(len(like.data)))
+            nothing = replace(like, parts=(bytes(like.nbytes),))
             tensors[point] = _stacked([nothing if row is None else row for row in rows])
     about = {
         "model": info.name,
@@ -340,21 +344,24 @@ def write_shard(records: Sequence[Record], wanted: Wanted, info: ModelInfo) -> b
     }
     if wanted.features is not None:
         about["features"] = {"dictionary": wanted.features.name, "sha256": wanted.features.digest}
-    return write_file(tensors, {"activations": json.dumps(about)})
+    return file_parts(tensors, {"activations": json.dumps(about)})
 
 
-def _feature_tensors(records: Sequence[Record], reduce: Reduce, top_k: int) -> dict[str, TensorData]:
-    tensors, rows = dict[str, TensorData](), list[tuple[TensorData, TensorData]]()
+def _feature_tensors(records: Sequence[Record], reduce: Reduce, top_k: int) -> dict[str, TensorParts]:
+    tensors, rows = dict[str, TensorParts](), list[tuple[TensorParts, TensorParts]]()
     for record in records:
         values = np.zeros((1, 2 * top_k), "<f4")
         if record.error is None:
             [found] = record.found.values()
-            values = to_float32(found).reshape(-1, 2 * top_k)
+            values = to_float32(found.joined()).reshape(-1, 2 * top_k)
         active = values[:, :top_k] > 0
         numbers = np.where(active, values[:, top_k:], -1).astype("<i4")
         shape = (top_k,) if reduce == "last" else active.shape
         strengths = np.where(active, values[:, :top_k], 0).astype("<f4")
-        both = TensorData("float32", shape, strengths.tobytes()), TensorData("int32", shape, numbers.tobytes())
+        both = (
+            TensorParts("float32", shape, (strengths.tobytes(),)),
+            TensorParts("int32", shape, (numbers.tobytes(),)),
+        )
         if reduce == "last":
             rows.append(both)
         elif record.error is None:
@@ -365,16 +372,19 @@ def _feature_tensors(records: Sequence[Record], reduce: Reduce, top_k: int) -> d
     return tensors
 
 
-def _stacked(parts: Sequence[TensorData]) -> TensorData:
-    return TensorData(parts[0].dtype, (len(parts), *parts[0].shape), b"".join(each.data for each in parts))
+def _stacked(tensors: Sequence[TensorParts]) -> TensorParts:
+    parts = tuple(part for each in tensors for part in each.parts)
+    return TensorParts(tensors[0].dtype, (len(tensors), *tensors[0].shape), parts)
 
 
-def _reduced(tensor: TensorData, reduce: Reduce) -> TensorData:
+def _reduced(tensor: TensorParts, reduce: Reduce) -> TensorParts:
     """`[positions, ...]` to `[...]`."""
+    whole = tensor.joined()
     if reduce == "last":
-        return TensorData(tensor.dtype, tensor.shape[1:], tensor.rows(tensor.shape[0] - 1, tensor.shape[0]).data)
-    found = to_float32(tensor).mean(0, dtype=np.float64).astype("<f4")
-    return TensorData("float32", found.shape, found.tobytes())
+        last = whole.rows(whole.shape[0] - 1, whole.shape[0])
+        return TensorParts(last.dtype, last.shape[1:], (last.data,))
+    found = to_float32(whole).mean(0, dtype=np.float64).astype("<f4")
+    return TensorParts("float32", found.shape, (found.tobytes(),))
 
 
 class Reader:
@@ -403,7 +413,7 @@ class Reader:
                 await self._read(owner, record, wanted, f"prompts.{record.index}")
 
         await together(map(read, records))
-        return await asyncio.to_thread(write_shard, records, wanted, self.info)
+        return await asyncio.to_thread(lambda: b"".join(write_shard(records, wanted, self.info)))
 
     def slots(self, owner: str | None) -> asyncio.Semaphore:
         """For the prompts of the owner that are under way: what some have captured is read while others run."""
@@ -558,7 +568,7 @@ class ActivationJobs(Jobs[ActivationsJob, _KeptJob]):
         await self._change(kept, status=status, in_progress_at=now, prompt_counts=counts, errors=problems)
 
     async def _work(self, kept: _KeptJob, features: TopFeatures | None) -> None:
-        """Write every shard that is not there yet: each while the prompts of the next one are read. Those of the one
+        """Write every shard that is not there yet: each while the prompts of the next ones are read. Those of the one
         behind that are made tokens meanwhile.
         """
         job, files, reader = kept.job, self._files, self._reader
@@ -567,26 +577,33 @@ class ActivationJobs(Jobs[ActivationsJob, _KeptJob]):
             sites |= find_sites([name], layers, reader.info)  # the model may be another by now
         wanted = Wanted(sites, job.positions, job.reduce, features)
         shards = list(takewhile(lambda shard: files.has(shard.file_id), job.shards))
-        first, nothing = shards[-1].end if shards else 0, asyncio.create_task(asyncio.sleep(0))
-        before, reading, writing = list[Record](), nothing, nothing
+        first = shards[-1].end if shards else 0
+        reading = deque[tuple[list[Record], asyncio.Task[None]]]()
+        writing = asyncio.create_task(asyncio.sleep(0))
+
+        async def write_next() -> None:
+            nonlocal writing
+            await reading[0][1]
+            await writing
+            records, _ = reading.popleft()
+            writing = asyncio.create_task(self._write(kept, shards, records, wanted))
+
         try:
             async with aclosing(self._records(kept, first, wanted)) as groups:
                 async for records in groups:
                     if kept.owner is not None and self._tenancy.directory.named(kept.owner) is None:
                         raise Unauthenticated("the tenant of the job is no more")
-                    await reading
-                    await writing
-                    if before:
-                        writing = asyncio.create_task(self._write(kept, shards, before, wanted))
-                    before, reading = records, asyncio.create_task(self._fill(kept.owner, records, wanted))
-            await reading
+                    if len(reading) == SHARDS_AT_ONCE:
+                        await write_next()
+                    reading.append((records, asyncio.create_task(self._fill(kept.owner, records, wanted))))
+            while reading:
+                await write_next()
             await writing
-            if before:
-                await self._write(kept, shards, before, wanted)
         finally:
-            for task in (reading, writing):
+            tasks = [writing, *(task for _, task in reading)]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(reading, writing, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _write(self, kept: _KeptJob, shards: list[Shard], records: Sequence[Record], wanted: Wanted) -> None:
         """Write the shard that comes behind `shards`, and note it."""
@@ -596,11 +613,11 @@ class ActivationJobs(Jobs[ActivationsJob, _KeptJob]):
         content = await asyncio.to_thread(write_shard, records, wanted, self._reader.info)
         await asyncio.to_thread(files.path(file_id).with_suffix(PART).unlink, missing_ok=True)
         async with files.writing(kept.owner, file_id) as writer:
-            await writer.write(content)
+            await writer.write(*content)
             await writer.keep(f"{job.id}_{len(shards):05}.safetensors", "batch_output", None)
         first, end = records[0].index, records[-1].index + 1
         failed = sum(record.error is not None for record in records)
-        shards.append(Shard(file_id=file_id, first=first, end=end, failed=failed, bytes=len(content)))
+        shards.append(Shard(file_id=file_id, first=first, end=end, failed=failed, bytes=sum(map(len, content))))
         await self._change(kept, shards=list(shards), prompt_counts=_counts(job, shards))
 
     async def _records(self, kept: _KeptJob, first: int, wanted: Wanted) -> AsyncGenerator[list[Record], None]:

@@ -313,7 +313,7 @@ class Sweep:
             read = await read_prompt(
                 self._registry, self._owner, self._patched_ids, {Point.RESID_POST: below}, among, param=self._body.into
             )
-            self._below = {layer + 1: tensor for (_, layer), tensor in read.items()}
+            self._below = {layer + 1: tensor.joined() for (_, layer), tensor in read.items()}
 
     @property
     def _patched_ids(self) -> list[int]:
@@ -387,7 +387,7 @@ class Sweep:
     def _patch(self, place: _Place, found: Found) -> Breakpoint:
         """Puts the other run's activation there."""
         positions, tensor = self._asked.positions, found[place.point, place.layer]
-        values = to_float32(tensor).reshape(len(positions), -1)
+        values = to_float32(tensor.joined()).reshape(len(positions), -1)
         when, part = When(position=place.first), None
         if self._body.by == "head":
             heads = self._heads(place.point, place.layer)

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from app.domain.activations import MAX_CAPTURE_BYTES, Captures
-from app.domain.breakpoints import Action, Breakpoint, TensorData, TopFeatures, When
+from app.domain.breakpoints import Action, Breakpoint, TensorParts, TopFeatures, When
 from app.domain.errors import ActivationsFull, Draining, FieldOutOfRange, WrongState
 from app.domain.points import ABOUT, ORDER, WHOLE, Axis, Point
 from app.domain.positions import Runs, clip_runs, count
@@ -34,7 +34,9 @@ from app.wire.points import layers_of, named_point, shape_at
 PLACES_AT_ONCE = 128
 """Layers, summed over points, that one pass captures: each is an operation at every position."""
 PART_BYTES = MAX_CAPTURE_BYTES // 2
-"""What is captured of a prompt before it is read: a longer one is computed in several turns."""
+"""What is captured of a prompt before it is read: a longer one is computed in several turns, as long as each other. A
+short last one would be a step of its own, and the weights are read in each.
+"""
 NUMBER_BYTES = {"float32": 4}
 """Of a number of an activation, by data type; 2 for any other."""
 
@@ -45,7 +47,7 @@ LayersField = Annotated[LongList[Annotated[int, Field(ge=0, le=MAX_COUNT)]], Fie
 
 Sites = dict[Point, tuple[int, ...]]
 """The layers of each point that an experiment is about, both in the order of a pass."""
-Found = dict[tuple[Point, int], TensorData]
+Found = dict[tuple[Point, int], TensorParts]
 """What was captured, by point and layer: `[positions, ...]`."""
 
 
@@ -157,8 +159,9 @@ async def read_prompt(
     registry.turns.room(len(token_ids), 0, param=param)
     found: Found = {}
     for some in passes(sites):
-        part = max(1, PART_BYTES // position_bytes(some, info, end))
-        seen = defaultdict[tuple[Point, int], list[TensorData]](list)
+        parts = -(-end // max(1, PART_BYTES // position_bytes(some, info, end)))
+        part = -(-end // parts)
+        seen = defaultdict[tuple[Point, int], list[TensorParts]](list)
         async with registry.ephemeral(owner) as session:
             registry.whitebox.arm_now(session, *capturing(some, among, features))
             for first in range(0, end, part):
@@ -181,20 +184,21 @@ def _check(captures: Captures, rows: int) -> None:
         raise ActivationsFull("captures have no room in max_activation_bytes now", retry_after_s=1)
 
 
-def _join(point: Point, parts: Sequence[TensorData], keys: int) -> TensorData:
+def _join(point: Point, parts: Sequence[TensorParts], keys: int) -> TensorParts:
     """What was captured of one prompt in several passes, one behind the other."""
     if ABOUT[point].axis is Axis.KEYS:
         parts = [_padded(each, keys) for each in parts]
     rows, rest = sum(each.shape[0] for each in parts), parts[0].shape[1:]
-    return TensorData(parts[0].dtype, (rows, *rest), b"".join(each.data for each in parts))
+    return TensorParts(parts[0].dtype, (rows, *rest), tuple(part for each in parts for part in each.parts))
 
 
-def _padded(part: TensorData, keys: int) -> TensorData:
+def _padded(part: TensorParts, keys: int) -> TensorParts:
     """A pattern with zeros for keys that its pass did not have."""
     rows, heads, width = part.shape
     if width == keys:
         return part
-    size = len(part.data) // (rows * heads * width)
+    data = part.joined().data
+    size = len(data) // (rows * heads * width)
     padded = np.zeros((rows, heads, keys * size), np.uint8)
-    padded[..., : width * size] = np.frombuffer(part.data, np.uint8).reshape(rows, heads, width * size)
-    return TensorData(part.dtype, (rows, heads, keys), padded.tobytes())
+    padded[..., : width * size] = np.frombuffer(data, np.uint8).reshape(rows, heads, width * size)
+    return TensorParts(part.dtype, (rows, heads, keys), (padded.tobytes(),))

@@ -25,7 +25,7 @@ from app.wire.dictionaries import FeaturesQuery, FeaturesView
 from app.wire.maps import AttributionQuery, AttributionView, LensMapQuery, LensMapView, NormsQuery, NormsView
 from app.wire.points import Target, place_at
 from app.wire.probes import ProbeBody
-from app.wire.tensors import norm, vector_of, write_file
+from app.wire.tensors import file_parts, norm, vector_of
 
 T = TypeVar("T")
 NO_SECOND_PASS = "a model whose layers remember cannot run a pass again to pause in it"
@@ -164,7 +164,7 @@ def _captures_file(captures: Captures) -> bytes:
                 "token_ids": record.token_ids,
             }
         )
-    return write_file(tensors, metadata)
+    return b"".join(file_parts(tensors, metadata))
 
 
 maps_router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["breakpoints"])

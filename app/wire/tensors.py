@@ -3,22 +3,45 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, TensorSpec, deserialize, safe_open, serialize
 
-from app.domain.breakpoints import TensorData
+from app.domain.breakpoints import Bytes, TensorData, TensorParts
 from app.domain.errors import FieldOutOfRange, MalformedRequest
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Safetensors' names and PyTorch's."""
+WRITTEN = {"float32": ("F32", 4), "int32": ("I32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
+"""The same of what is written in parts, with the bytes of a number."""
 EXPONENTS: dict[str, tuple[str, int]] = {
     "float32": ("<u4", 0x7F80_0000),
     "bfloat16": ("<u2", 0x7F80),
     "float16": ("<u2", 0x7C00),
 }
 """An integer of the same width, and the bits of the exponent in it: all set in infinities and NaN (IEEE 754)."""
+
+
+def file_parts(tensors: Mapping[str, TensorParts], metadata: Mapping[str, str]) -> list[Bytes]:
+    """A safetensors file of tensors that are not copied together first: its header, and then their bytes as they are
+    (https://github.com/huggingface/safetensors#format). `tensors` of one dtype are laid out by name.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    parts, first = list[Bytes](), 0
+    for name in sorted(tensors, key=lambda name: (-WRITTEN[tensors[name].dtype][1], name)):  # so that all are aligned
+        tensor = tensors[name]
+        header[name] = {
+            "dtype": WRITTEN[tensor.dtype][0],
+            "shape": tensor.shape,
+            "data_offsets": (first, first + tensor.nbytes),
+        }
+        parts += tensor.parts
+        first += tensor.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little") + text, *parts]
 
 
 def write_file(tensors: Mapping[str, TensorData], metadata: Mapping[str, str] | None = None) -> bytes:

@@ -149,7 +149,7 @@ def test_engines_that_work_may_die_more_often(info: ModelInfo) -> None:
     def work_and_die(channel: Channel) -> None:
         load(channel, info)
         if next(numbers) < 2 * MOST:
-            channel.send(encode_events([FINISHED]))
+            channel.send(*encode_events([FINISHED]))
 
     told, _ = run(served(work_and_die for _ in range(100)))
     assert sum(isinstance(each, Lost) for each in told) == 2 * MOST + MOST - 1
@@ -238,7 +238,7 @@ def test_an_engine_that_beats_and_computes_one_thing_for_ever_has_stalled(info: 
         load(channel, info)
         channel.send(encode(Beat(1.0)))
         channel.send(encode(Beat(3.0)))
-        channel.send(encode_events([FINISHED]))  # another thread of it says something
+        channel.send(*encode_events([FINISHED]))  # another thread of it says something
         channel.send(encode(Beat(0.0)))
         channel.receive(SECONDS)
 

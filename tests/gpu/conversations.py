@@ -240,13 +240,13 @@ def _numbers(event: Event) -> Iterator[Any]:
 
 
 def _values(value: Any) -> Iterator[Any]:
-    if callable(value):
-        value = value()
+    value = value() if callable(value) else value
     if isinstance(value, Activation):
         yield from (value.first, value.end, array_of(value.tensor))
     elif isinstance(value, Captures):
         assert not value.dropped
-        yield from (part for each in value.records for part in (each.layer, each.positions, array_of(each.tensor)))
+        for each in value.records:
+            yield from (each.layer, each.positions, array_of(each.tensor.joined()))
     elif isinstance(value, LensRows):
         yield from (value.first, value.token_ids, *(list(map(list, row)) for row in value.rows))
 

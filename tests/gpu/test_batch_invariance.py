@@ -70,9 +70,9 @@ def logprobs(turn: Turn) -> list[object]:
 def bits(driver: BreakDriver, session: SessionId) -> Bits:
     found: Bits = {}
     for record in driver.captures(session).records:
-        width = len(record.tensor.data) // len(record.positions)
+        data, width = record.tensor.joined().data, record.tensor.nbytes // len(record.positions)
         for index, position in enumerate(record.positions):
-            found[record.layer, position] = record.tensor.data[index * width : (index + 1) * width]
+            found[record.layer, position] = data[index * width : (index + 1) * width]
     return found
 
 

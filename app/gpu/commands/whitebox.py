@@ -356,7 +356,7 @@ def disarm(sequence: TokenSequence, command: messages.Disarm) -> None:
 
 
 def read_captures(sequence: TokenSequence, command: messages.ReadCaptures) -> Callable[[], Captures]:
-    """A function for any thread that copies the captures of now. It waits for their copies to the host."""
+    """A function for any thread that gives the captures of now. It waits for their copies to the host."""
     wanted, dropped = (command.point, command.layer), sequence.captures.dropped
     captured = tuple(
         each
@@ -364,12 +364,11 @@ def read_captures(sequence: TokenSequence, command: messages.ReadCaptures) -> Ca
         if all(asked in (None, found) for asked, found in zip(wanted, (each.point, each.layer), strict=True))
     )
 
-    def copy(each: Captured) -> Capture:
-        found = each.hidden.read(0, len(each.positions))
-        tensor = replace(found, shape=(len(each.positions), *each.shape))
+    def give(each: Captured) -> Capture:
+        tensor = replace(each.hidden.view(), shape=(len(each.positions), *each.shape))
         return Capture(each.breakpoint, each.layer, each.positions, each.token_ids, tensor, each.point, each.heads)
 
-    return lambda: Captures(tuple(map(copy, captured)), dropped)
+    return lambda: Captures(tuple(map(give, captured)), dropped)
 
 
 def read_kept(sequence: TokenSequence, command: messages.ReadKept) -> Callable[[], Activation]:

@@ -11,7 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.domain.breakpoints import Edit, EditOp, Gate, Intervention, PartKind, Probe, TensorData, TopFeatures
+from app.domain.breakpoints import (
+    Edit,
+    EditOp,
+    Gate,
+    Intervention,
+    PartKind,
+    Probe,
+    TensorData,
+    TensorParts,
+    TopFeatures,
+)
 from app.domain.points import Point
 from app.domain.positions import Runs, positions_of
 from app.gpu.device.hardware import dtype_name
@@ -197,6 +207,11 @@ class HostTensor:
         """Rows `[first, end)` as bytes."""
         rows = self.tensor[first:end].contiguous()
         return TensorData(self.dtype, tuple(rows.shape), rows.view(torch.uint8).numpy().tobytes())
+
+    def view(self) -> TensorParts:
+        """All rows, where they are."""
+        flat = self.tensor.contiguous().view(torch.uint8).numpy().reshape(-1)
+        return TensorParts(self.dtype, self.shape, (flat.data.toreadonly(),))
 
     def edited(self, first: int, end: int, edit: Edit, get: GetUpload) -> HostTensor:
         """The same with `edit` applied to rows `[first, end)`."""

@@ -556,6 +556,8 @@ class Forward:
         """The tokens that need logits."""
         self._segments = cut_segments(rows)
         members = dict.fromkeys(segment.rows for segment in self._segments)
+        self._run_together = list(members) == [tuple(range(len(rows)))]
+        """Whether all layers that run have all rows: then one takes what the one before has left where it is."""
         self._states = states
         if states is not None:
             states.note_segments(members)
@@ -600,7 +602,11 @@ class Forward:
             if taps is not None:
                 taps.enter(given)
                 batch = replace(batch, taps=taps.inside)
-            self._hidden[index] = self._run_layers(segment.lo, segment.hi, given, batch)
+            found = self._run_layers(segment.lo, segment.hi, given, batch)
+            if self._run_together:
+                self._hidden = found
+            else:
+                self._hidden[index] = found
             if self._states is not None:
                 self._states.take(segment.rows, batch)
             self._act(segment)

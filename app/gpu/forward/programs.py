@@ -245,7 +245,9 @@ class RecordedLayers:
         ):
             return self._layer_by_layer(lo, hi, hidden, batch)
         program, recording = recorded
-        recording.hidden[lo][:tokens] = hidden
+        here = recording.hidden[lo][:tokens]
+        if here.data_ptr() != hidden.data_ptr():  # else it is what the run before has left
+            here.copy_(hidden)
         if self._placed is None or self._placed[0] is not batch.positions:  # else these are the next layers of a step
             inputs = self._inputs
             inputs.positions[:tokens] = batch.positions

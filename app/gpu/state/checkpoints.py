@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from app.domain.activations import MAX_CAPTURE_BYTES, CheckpointInfo, ResumeCost
-from app.domain.breakpoints import Edit, Gate, Pass, Probe, TensorData, TopFeatures
+from app.domain.breakpoints import Edit, Gate, Pass, Probe, TensorData, TensorParts, TopFeatures
 from app.domain.points import Place, Point, place_of
 
 GetUpload = Callable[[str], Mapping[str, Any]]
@@ -35,6 +35,10 @@ class StoredTensor(Protocol):
 
     def read(self, first: int, end: int) -> TensorData:
         """Rows `[first, end)` as bytes."""
+        ...
+
+    def view(self) -> TensorParts:
+        """All rows, where they are."""
         ...
 
     def edited(self, first: int, end: int, edit: Edit, get: GetUpload) -> StoredTensor:

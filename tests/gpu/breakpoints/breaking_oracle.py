@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from app.domain.breakpoints import Edit, EditOp, TensorData
+from app.domain.breakpoints import Edit, EditOp, TensorData, TensorParts
 from app.gpu.device.hardware import dtype_name
 from tests.gpu.models.oracle import expect
 from tests.gpu.oracle import greedy_tokens
@@ -103,10 +103,10 @@ def change_of(layer: int, edit: Edit, where: Where = everywhere) -> Change:
     return Change(layer, formula, where)
 
 
-def tensor_of(data: TensorData) -> Tensor:
+def tensor_of(found: TensorData | TensorParts) -> Tensor:
     """The tensor that these bytes are."""
-    dtype: torch.dtype = getattr(torch, data.dtype)
-    return torch.frombuffer(bytearray(data.data), dtype=dtype).reshape(data.shape)
+    data = found.joined() if isinstance(found, TensorParts) else found
+    return torch.frombuffer(bytearray(data.data), dtype=getattr(torch, data.dtype)).reshape(data.shape)
 
 
 def data_of(tensor: Tensor) -> TensorData:

@@ -197,7 +197,7 @@ def test_norms_and_cosines_are_those_of_the_captures(driver: BreakDriver) -> Non
     driver.turn(session, START, 1)
     records = driver.captures(session).records
     tensors = {each.layer: tensor_of(each.tensor).double() for each in records}
-    direction = records[0].tensor.rows(3, 4)
+    direction = records[0].tensor.joined().rows(3, 4)
     vector = type(direction)(direction.dtype, direction.shape[1:], direction.data)
     measure: Any = driver.do(ReadNorms(driver.ticket(), session, ALL, None, vector))
     found = measure()
