@@ -145,7 +145,8 @@ class Grammars:
         self._lock = threading.Lock()
         self._held: WeakValueDictionary[Grammar, Matcher] = WeakValueDictionary()
         self._recent: OrderedDict[Grammar, Matcher] = OrderedDict()
-        self._refused: OrderedDict[Grammar, str] = OrderedDict()
+        self._refused: OrderedDict[Grammar, tuple[str, int | None]] = OrderedDict()
+        """What is wrong with each, and which of its parts is."""
         self._waiting = 0
 
     def prepare(self) -> None:
@@ -221,7 +222,7 @@ class Grammars:
             refusal = self._refused.get(grammar)
             if refusal is not None:
                 _keep(self._refused, grammar, refusal)
-                raise _invalid(grammar, refusal)
+                raise _invalid(grammar, *refusal)
             found = self._held.get(grammar)
             if found is not None:
                 _keep(self._recent, grammar, found)
@@ -236,26 +237,28 @@ class Grammars:
         try:
             compiled = self._start_of(grammar)
         except ValueError as error:
-            words = self._blame(grammar) or str(error)
+            refusal = self._blame(grammar) or (str(error), None)
             with self._lock:
-                _keep(self._refused, grammar, words)
-            raise _invalid(grammar, words) from None
+                _keep(self._refused, grammar, refusal)
+            raise _invalid(grammar, *refusal) from None
         with self._lock:
             self._held[grammar] = compiled
             _keep(self._recent, grammar, compiled)
         return compiled
 
-    def _blame(self, grammar: Grammar) -> str | None:
-        """What is wrong with a part of a grammar that is invalid; None if none is alone to blame."""
+    def _blame(self, grammar: Grammar) -> tuple[str, int | None] | None:
+        """What is wrong with an invalid grammar, and the index of the part that is alone to blame; None: it has no
+        parts.
+        """
         until = time.monotonic() + BLAME_S
-        for name, part in grammar.parts:
+        for index, (name, part) in enumerate(grammar.parts):
             if time.monotonic() > until:
                 break
             try:
                 self._start_of(part)
             except ValueError as error:
-                return f"{name}: {error}"
-        return "the calls of all tools together are too complex" if grammar.parts else None
+                return f"{name}: {error}", index
+        return ("the calls of all tools together are too complex", None) if grammar.parts else None
 
     def _start_of(self, grammar: Grammar) -> Matcher:
         """Raises ValueError with what is wrong."""
@@ -280,5 +283,6 @@ def _keep(recent: OrderedDict[Grammar, Value], grammar: Grammar, value: Value) -
         recent.popitem(last=False)
 
 
-def _invalid(grammar: Grammar, words: str) -> FieldOutOfRange:
-    return FieldOutOfRange(f"{grammar.field}: {plain(words)}", param=grammar.field)
+def _invalid(grammar: Grammar, words: str, part: int | None = None) -> FieldOutOfRange:
+    field = grammar.field if part is None else grammar.parts[part][1].field
+    return FieldOutOfRange(f"{field}: {plain(words)}", param=field)

@@ -61,12 +61,11 @@ async def create_message(
     body: MessagesBody,
     query: Annotated[MessagesQuery, Query()],
     call: ApiCallDep,
-    ignored: IgnoredDep,
 ) -> Response:
     """Go on with a conversation. A client that disconnects cancels its turn."""
     services = call.services
     support = services.tool_support
-    heeded = _heed(body, ignored, support)
+    heeded = _heed(body, call.ignored, support)
     info = call.choose(body.model)
     body = services.threads.resume(call.owner, body)
     use = body.to_tool_use()

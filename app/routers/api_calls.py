@@ -23,7 +23,7 @@ from app.domain.errors import (
     Moving,
     WrongState,
 )
-from app.domain.values import MAX_NAME, Adapter, ModelInfo
+from app.domain.values import MAX_NAME, Adapter, ModelInfo, SamplingParams
 from app.engine_process.turn import Turn
 from app.logs import is_background
 from app.openai.choices import Choices, OpenSession
@@ -198,6 +198,7 @@ class ApiCall:
     owner: str | None
     cleanup: AsyncExitStack
     """Unwound when the response is over."""
+    ignored: IgnoredFields
     session_name: str | None = None
     """What `X-Session-ID` says."""
     keyed: KeyedRequest | None = None
@@ -271,8 +272,7 @@ class ApiCall:
         )
         if budget is not None and budget >= max(rooms):
             budget = None
-        sampling = replace(asked, grammar=turn_grammar(body.to_grammar(), use, support, opening, budget))
-        await turns.compile_grammar(self.owner, sampling, body.min_tokens, self.cleanup)
+        sampling = await self._held(body, asked, use, opening, budget)
         eos = services.tokens.eos_token_ids | support.ends
         stops = [body.to_stop_rule(max_tokens=room, eos_token_ids=eos) for room in rooms]
         rule = replace(body.to_text_rule(), shown=support.shown(use) if body.has_chat else frozenset())
@@ -283,6 +283,29 @@ class ApiCall:
             TurnRequest(prompt, sampling, stop, text, replace=True, pausable=False, param=prompt_field, **options)
             for prompt, stop, text in zip(prompts, stops, texts, strict=True)
         ]
+
+    async def _held(
+        self, body: CallBody, asked: SamplingParams, use: ToolUse, opening: Opening, budget: int | None
+    ) -> SamplingParams:
+        """The parameters with the grammar that holds the turns, compiled. Where one is refused, schemas that calls need
+        not follow hold nothing, and are named.
+        """
+        turns, places = self.services.sessions.turns, body.schema_places()
+
+        async def held(use: ToolUse) -> SamplingParams:
+            grammar = turn_grammar(body.to_grammar(), use, self.services.tool_support, opening, budget, places)
+            sampling = replace(asked, grammar=grammar)
+            await turns.compile_grammar(self.owner, sampling, body.min_tokens, self.cleanup)
+            return sampling
+
+        try:
+            return await held(use)
+        except FieldOutOfRange:
+            if not use.free:
+                raise
+        sampling = await held(replace(use, only_strict=True))
+        self.ignored.add(places[tool.name] for tool in use.free if tool.name in places)
+        return sampling
 
     async def start(
         self,
@@ -439,10 +462,11 @@ async def _api_call(
     services: ServicesDep,
     owner: OwnerDep,
     cleanup: CleanupDep,
+    ignored: IgnoredDep,
     session_name: SessionNameDep,
     keyed: KeyedDep,
 ) -> ApiCall:
-    return ApiCall(services, owner, cleanup, session_name, keyed, client_hints(request.headers))
+    return ApiCall(services, owner, cleanup, ignored, session_name, keyed, client_hints(request.headers))
 
 
 ApiCallDep = Annotated[ApiCall, Depends(_api_call)]

@@ -45,13 +45,13 @@ router = APIRouter(tags=["openai"], route_class=OpenAIRoute)
     response_model=ChatCompletion,
     responses=generation_responses(ChatCompletionEvent),
 )
-async def create_chat_completion(request: Request, body: ChatBody, call: ApiCallDep, ignored: IgnoredDep) -> Response:
+async def create_chat_completion(request: Request, body: ChatBody, call: ApiCallDep) -> Response:
     """Answer a chat. A client that disconnects cancels its turns."""
     services = call.services
     support = services.tool_support
     heeded = support.heed(body.wish())
-    ignored.add(heeded.ignored)
-    ignored.read(body)
+    call.ignored.add(heeded.ignored)
+    call.ignored.read(body)
     info = call.choose(body.model)
     use = body.to_tool_use()
     limit, variables = TextLimit("messages", services.info.max_model_len), heeded.variables
@@ -65,7 +65,7 @@ async def create_chat_completion(request: Request, body: ChatBody, call: ApiCall
         variables=variables,
         limit=limit,
     )
-    ignored.add(prompt.left_out)
+    call.ignored.add(prompt.left_out)
     prompt = await call.go_on(body, prompt)
     options: Any = {"user": body.user, "opening": prompt.opening, "budget": heeded.budget}
     options["prefix_ends"] = prompt.prefix_ends
@@ -96,10 +96,10 @@ async def create_chat_completion(request: Request, body: ChatBody, call: ApiCall
     response_model=Completion,
     responses=generation_responses(CompletionEvent),
 )
-async def create_completion(request: Request, body: CompletionBody, call: ApiCallDep, ignored: IgnoredDep) -> Response:
+async def create_completion(request: Request, body: CompletionBody, call: ApiCallDep) -> Response:
     """Go on with each prompt. A client that disconnects cancels its turns."""
     services = call.services
-    ignored.read(body)
+    call.ignored.read(body)
     info = call.choose(body.model)
     prompts = await services.side_work.run(call.owner, _encode, body.prompts, services.tokens, services.info)
     starting = call.start(

@@ -30,7 +30,6 @@ from app.tools.definitions import ToolUse
 from app.tools.reader import Answer
 from app.tools.replay import ChatPrompt
 from app.wire.calls import Djinn
-from app.wire.extras import IgnoredFields
 
 
 class ResponseRun:
@@ -142,7 +141,7 @@ class Asked:
     """The oldest items that the prompt lacks."""
 
 
-async def asked_of(call: ApiCall, unstored: UnstoredConversation, body: ResponseBody, ignored: IgnoredFields) -> Asked:
+async def asked_of(call: ApiCall, unstored: UnstoredConversation, body: ResponseBody) -> Asked:
     """Read a call, and make its prompt. The conversation that it goes on after stays until the `cleanup` unwinds.
 
     Raises `UnknownModel`, `NotFound`, `FieldOutOfRange`, `MalformedRequest`, `ContextTooLong`.
@@ -151,9 +150,9 @@ async def asked_of(call: ApiCall, unstored: UnstoredConversation, body: Response
     support = services.tool_support
     seal = support.seal.of(call.owner)
     heeded = support.heed(body.wish())
-    ignored.read(body)
-    ignored.add(heeded.ignored)
-    ignored.add(body.without_thoughts(support, seal))
+    call.ignored.read(body)
+    call.ignored.add(heeded.ignored)
+    call.ignored.add(body.without_thoughts(support, seal))
     info = call.choose(None if isinstance(body, CountBody) and not body.model else body.model)
     previous = _previous(call, unstored, body)
     if previous is not None:
@@ -171,9 +170,7 @@ async def asked_of(call: ApiCall, unstored: UnstoredConversation, body: Response
     return Asked(info.name, before, new, use, heeded.budget, prompt, left_out)
 
 
-async def start_response(
-    call: ApiCall, unstored: UnstoredConversation, body: ResponseBody, ignored: IgnoredFields
-) -> ResponseRun:
+async def start_response(call: ApiCall, unstored: UnstoredConversation, body: ResponseBody) -> ResponseRun:
     """Submit the turn of a response; it ends when the call's `cleanup` unwinds.
 
     Raises `UnknownModel`, `NotFound`, `FieldOutOfRange`, `MalformedRequest`, `ContextTooLong`, `Busy`, `Draining`,
@@ -181,7 +178,7 @@ async def start_response(
     """
     services, cleanup = call.services, call.cleanup
     support, length = services.tool_support, services.info.max_model_len
-    asked = await asked_of(call, unstored, body, ignored)
+    asked = await asked_of(call, unstored, body)
     before, new, use, prompt = asked.before, asked.new, asked.use, asked.prompt
     if isinstance(body, CompactBody) and body.max_output_tokens is None:
         limit = min(MAX_SUMMARY, length // 4, length - len(prompt.token_ids))

@@ -29,7 +29,6 @@ from app.routers.api_calls import (
     IGNORED_DESCRIPTION,
     ApiCall,
     ApiCallDep,
-    IgnoredDep,
     OpenAIRoute,
     openai_errors,
     page_of,
@@ -41,7 +40,6 @@ from app.sessions.keyed import KeyedRequest
 from app.web.openapi import component
 from app.web.sse import EventStream, sse_event, unless_disconnected
 from app.wire.base import QueryModel
-from app.wire.extras import IgnoredFields
 
 router = APIRouter(tags=["openai"], route_class=OpenAIRoute)
 ANSWERS: dict[int | str, dict[str, Any]] = {
@@ -55,19 +53,19 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
 
 
 @router.post("/v1/responses", operation_id="createResponse", response_model=ResponseObject, responses=ANSWERS)
-async def create_response(request: Request, body: ResponseBody, call: ApiCallDep, ignored: IgnoredDep) -> Response:
+async def create_response(request: Request, body: ResponseBody, call: ApiCallDep) -> Response:
     """Generate a response. A client that disconnects cancels it, unless it runs in the background."""
     services, keyed = call.services, call.keyed
     if keyed is not None and (made := _made_before(services, keyed)) is not None:
         return _again(services, made, keyed, stream=body.stream)
     if body.background:
-        return await _in_background(request, body, call, ignored)
+        return await _in_background(request, body, call)
     unstored = UnstoredConversation(services.sessions)
     call.cleanup.callback(unstored.close)
     runs: list[ResponseRun] = []
     if not body.stream and keyed is None:
         call.cleanup.callback(_forget_unheard, services, runs)
-    run = await unless_disconnected(request, start_response(call, unstored, body, ignored))
+    run = await unless_disconnected(request, start_response(call, unstored, body))
     runs.append(run)
     if body.stream:
         return _with_session(run, EventStream(_stream(run, keyed)))
@@ -78,13 +76,12 @@ async def create_response(request: Request, body: ResponseBody, call: ApiCallDep
     return _with_session(run, Response(to_json(run.response), media_type="application/json"))
 
 
-async def _in_background(request: Request, body: ResponseBody, call: ApiCall, ignored: IgnoredFields) -> Response:
+async def _in_background(request: Request, body: ResponseBody, call: ApiCall) -> Response:
     """Begin a response that goes on without its client. Its turn has a place in the queue when this answers."""
     services, keyed = call.services, call.keyed
     async with AsyncExitStack() as undo:
         own = replace(call, cleanup=await undo.enter_async_context(AsyncExitStack()))
-        starting = start_response(own, UnstoredConversation(services.sessions), body, ignored)
-        run = await unless_disconnected(request, starting)
+        run = await unless_disconnected(request, start_response(own, UnstoredConversation(services.sessions), body))
         await services.responses.settled(run.stored)
         followed = services.background.begin(run.response.id, run.events(), undo.pop_all())
     if keyed is not None:
@@ -108,7 +105,7 @@ COMPACT = (
     response_model=CompactedResponse,
     responses=openai_errors(404, 409, 421, 429, 503),
 )
-async def compact_response(request: Request, body: CompactBody, call: ApiCallDep, ignored: IgnoredDep) -> Response:
+async def compact_response(request: Request, body: CompactBody, call: ApiCallDep) -> Response:
     """Shorten a conversation: the model writes a summary of it. Nothing of it is kept.
 
     If the context has no room for the conversation and a summary, the oldest items are left out. So are the oldest
@@ -116,7 +113,7 @@ async def compact_response(request: Request, body: CompactBody, call: ApiCallDep
     """
     # A summary calls no tools, and is not kept.
     refused = {"tool_choice": body.tool_choice not in (None, "none"), "store": body.store}
-    ignored.add(name for name, asks in refused.items() if asks and name in body.model_fields_set)
+    call.ignored.add(name for name, asks in refused.items() if asks and name in body.model_fields_set)
     told = MessageBody(role="user", content=COMPACT)
     given = [MessageBody(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     if body.input == "":
@@ -127,7 +124,7 @@ async def compact_response(request: Request, body: CompactBody, call: ApiCallDep
     unstored = UnstoredConversation(call.services.sessions)
     call.cleanup.callback(unstored.close)
     call.is_aside = True  # its session closes with it
-    run = await unless_disconnected(request, start_response(call, unstored, asked, ignored))
+    run = await unless_disconnected(request, start_response(call, unstored, asked))
     before = run.stored.context[:-1]
     await unless_disconnected(request, _finish(run))
     response = run.response
@@ -167,9 +164,9 @@ async def compact_response(request: Request, body: CompactBody, call: ApiCallDep
     operation_id="countInputTokens",
     responses={**openai_errors(404, 409, 421, 429, 503), 200: {"headers": IGNORED_DESCRIPTION}},
 )
-async def count_input_tokens(body: CountBody, call: ApiCallDep, ignored: IgnoredDep) -> InputTokens:
+async def count_input_tokens(body: CountBody, call: ApiCallDep) -> InputTokens:
     """The tokens that a response with these fields has as its prompt."""
-    asked = await asked_of(call, UnstoredConversation(call.services.sessions), body, ignored)
+    asked = await asked_of(call, UnstoredConversation(call.services.sessions), body)
     return InputTokens(input_tokens=len(asked.prompt.token_ids))
 
 

@@ -75,13 +75,19 @@ class ResponseConnection:
             async with AsyncExitStack() as cleanup:
                 client = client_hints(self._websocket.headers)
                 call = ApiCall(
-                    self._services, self._owner, cleanup, self._session_name, client=client, stays_connected=True
+                    self._services,
+                    self._owner,
+                    cleanup,
+                    ignored,
+                    self._session_name,
+                    client=client,
+                    stays_connected=True,
                 )
                 body = _body(fields)
                 if body.background:  # what runs here ends with the connection
                     body = body.model_copy(update={"background": False})
                     ignored.add(["background"])
-                run = await start_response(call, self._unstored, body, ignored)
+                run = await start_response(call, self._unstored, body)
                 for label in ignored.labels():
                     self._services.metrics.ignored_fields.labels(label).inc()
                 async with aclosing(run.events()) as events:

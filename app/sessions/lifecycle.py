@@ -81,6 +81,7 @@ async def restore(registry: SessionRegistry, sessions: Iterable[Session]) -> Non
         if has_expired(session):
             expired += 1
             registry.keeper.forget(session)
+            registry.table.on_closed(session)
         else:
             registry.table.add(session)
     with contextlib.suppress(EngineRestarting):  # the next engine opens them

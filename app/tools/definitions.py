@@ -66,6 +66,8 @@ class ToolUse:
     allowed: frozenset[str] = field(default_factory=frozenset)
     parallel: bool = True
     """Whether the turn may hold several calls."""
+    only_strict: bool = False
+    """Whether the schemas of tools that are not strict hold nothing, although a grammar holds the turn."""
 
     @classmethod
     def of(cls, tools: Sequence[Tool], mode: ToolMode, named: frozenset[str] | None, *, parallel: bool) -> Self:
@@ -98,6 +100,11 @@ class ToolUse:
     def holds_arguments(self) -> bool:
         """Whether calls must follow the schemas of their arguments, beside texts that have a form."""
         return self.is_narrowed or any(tool.strict and tool.lark is None for tool in self.callable)
+
+    @property
+    def free(self) -> tuple[Tool, ...]:
+        """The tools whose schemas calls need not follow: they tell the model what to write."""
+        return tuple(tool for tool in self.callable if not tool.strict) if self.mode is ToolMode.AUTO else ()
 
     @property
     def is_narrowed(self) -> bool:

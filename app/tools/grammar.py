@@ -87,7 +87,8 @@ def call_grammar(
     literal, ids = literals(form.markers, token_id)
     repeats = form.can_repeat and use.parallel
     held = use.holds_arguments or content_schema is not None
-    rules = list(_call_rules(use.callable, form, literal, held=held))
+    tools = [(tool, held and (tool.strict or not use.only_strict)) for tool in use.callable]
+    rules = list(_call_rules(tools, form, literal))
     more = f"({literal(form.separator)} {literal(form.before)} call){{0,{MAX_CALLS - 1}}}" if repeats else ""
     calls = f"calls: {literal(form.opening)} {literal(form.before)} call {more} {literal(form.closing)}"
     if use.mode is ToolMode.REQUIRED:
@@ -103,10 +104,10 @@ def call_grammar(
     return "\n".join([*_after_text(form, literal, form.marker in ids, repeats=repeats), *rules])
 
 
-def _call_rules(tools: Sequence[Tool], form: ToolFormat, literal: Literal, *, held: bool) -> Iterator[str]:
-    """A `call`, from what names it on. If not `held`, only texts that have a form are held to it."""
+def _call_rules(tools: Sequence[tuple[Tool, bool]], form: ToolFormat, literal: Literal) -> Iterator[str]:
+    """A `call`, from what names it on. Each tool says whether it is held: if not, only a text that has a form is."""
     yield "call: " + " | ".join(f"call_{index}" for index in range(len(tools)))
-    for index, tool in enumerate(tools):
+    for index, (tool, held) in enumerate(tools):
         head, tail = form.write_head(json.dumps(tool.name)), form.tail + form.after
         schema = held_schema(tool) if held or tool.lark is not None else ANY_OBJECT
         lark = tool.lark if form.pair is None else tool.plain_lark
@@ -128,11 +129,14 @@ def _pair_rules(
     name: str, schema: Mapping[str, Any], pair: tuple[str, str, str], literal: Literal, text: str
 ) -> Iterator[str]:
     """Parameters that are no JSON, in the order of the schema: texts, which match the terminal `text`, as they are, and
-    the JSON of anything else.
+    the JSON of anything else. A schema that is none is left to the compiler, which refuses it.
     """
     begin, middle, end = pair
-    properties = schema.get("properties") or {}
-    required = schema.get("required") or ()
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    has_form = isinstance(properties, dict) and isinstance(required, list)
+    if not has_form or not all(isinstance(each, dict | bool) for each in properties.values()):
+        yield f"{name}: {_json(schema)}"
+        return
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     any_text = f"{name}_text"
     before, token, after = literal(end).partition("<[")

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from app.domain.errors import FieldOutOfRange, MalformedRequest
@@ -173,18 +174,20 @@ class ToolSupport:
             return self._tokens.chat_text(with_instructions(written, tools, self._form), **options)
         return self._tokens.chat_text(written, tools=[tool.for_template() for tool in tools], **options)
 
-    def grammar(self, use: ToolUse, content: Grammar | None = None) -> Grammar | None:
+    def grammar(self, use: ToolUse, places: Mapping[str, str], content: Grammar | None = None) -> Grammar | None:
         """What holds a turn to the calls that it may make; None where the model alone decides.
 
-        `content` is the form of an answer without calls, a JSON schema; None: any text.
+        `places` has the field of each tool's schema, by the tool's name. `content` is the form of an answer without
+        calls, a JSON schema; None: any text.
         """
         if not use.is_held and content is None:
             return None
         schema = None if content is None else _schema_of(content)
         said = "" if self.thinking is None else self.thinking.answer
         text = call_grammar(use, self._form, self._tokens.added_id, content_schema=schema, answer=said)
-        parts = tuple((f"the parameters of {tool.name!r}", _part_of(tool)) for tool in use.callable)
-        answer = () if content is None else ((f"the form in {content.field}", _part(schema or {})),)
+        named = [(f"the parameters of {tool.name!r}", tool, places.get(tool.name, "tools")) for tool in use.callable]
+        parts = tuple((name, _part_of(tool, field)) for name, tool, field in named)
+        answer = () if content is None else (("the form", _part(schema or {}, content.field)),)
         return Grammar(GrammarKind.LARK, text, "tools", parts + answer)
 
     def after_thinking(self, grammar: Grammar | None, opening: Opening, budget: int | None) -> Grammar | None:
@@ -204,7 +207,7 @@ class ToolSupport:
         except (ValueError, TypeError):  # which its compilation tells
             return grammar
         text = after_thinking(held, form, opening, token_id, budget=budget, is_answer=not is_calls)
-        parts = grammar.parts or ((f"the form in {grammar.field}", grammar),)
+        parts = grammar.parts or (("the form", grammar),)
         return Grammar(GrammarKind.LARK, text, grammar.field, parts)
 
     def answer(self, use: ToolUse, *, has_form: bool, opening: Opening = Opening.CLOSED) -> Answer:
@@ -268,19 +271,20 @@ def turn_grammar(
     support: ToolSupport,
     opening: Opening = Opening.CLOSED,
     budget: int | None = None,
+    places: Mapping[str, str] = MappingProxyType({}),
 ) -> Grammar | None:
     """What holds a turn: the `form` of its answer, the calls that it may make, or either of them, after its thoughts. A
     form has no effect where calls are required. `opening` is how the prompt leaves the turn, and `budget` how many
-    tokens the model may think.
+    tokens the model may think. `places` has the field of each tool's schema, by the tool's name, for errors.
 
     Raises `FieldOutOfRange` for a form that cannot stand beside calls.
     """
     if form is None or not use.callable:
-        return support.after_thinking(form or support.grammar(use), opening, budget)
+        return support.after_thinking(form or support.grammar(use, places), opening, budget)
     if form.kind is not GrammarKind.JSON_SCHEMA:
         raise FieldOutOfRange(f"{form.field}: only a JSON schema is possible with tools", param=form.field)
     _schema_of(form)
-    held = support.grammar(use, None if use.mode is ToolMode.REQUIRED else form)
+    held = support.grammar(use, places, None if use.mode is ToolMode.REQUIRED else form)
     return support.after_thinking(held, opening, budget)
 
 
@@ -300,15 +304,15 @@ def loosened(form: Grammar | None, use: ToolUse, places: Mapping[str, str]) -> l
     return [f"{places[tool.name]}.{path}" for tool in use.callable for path in foreign_keywords(tool)]
 
 
-def _part_of(tool: Tool) -> Grammar:
+def _part_of(tool: Tool, field: str) -> Grammar:
     if tool.lark is None:
-        return _part(held_schema(tool))
+        return _part(held_schema(tool), field)
     text = f"start: {START}\n{tool.lark}".replace(PREFIX, "TEXT_")
-    return Grammar(GrammarKind.LARK, text, "tools")
+    return Grammar(GrammarKind.LARK, text, field)
 
 
-def _part(schema: dict[str, Any]) -> Grammar:
-    return Grammar(GrammarKind.JSON_SCHEMA, with_spaces(schema), "tools")
+def _part(schema: dict[str, Any], field: str) -> Grammar:
+    return Grammar(GrammarKind.JSON_SCHEMA, with_spaces(schema), field)
 
 
 def _schema_of(content: Grammar) -> dict[str, Any]:

@@ -106,14 +106,18 @@ async def test_a_call_that_leaves_nothing_does_not_wait_for_the_journal(tmp_path
             assert http.post(f"/v1/sessions/{session}/phase", json={"phase": "idle"}, timeout=3).status_code == 200
 
 
-def test_a_session_that_expired_meanwhile_is_gone(tmp_path: Path) -> None:
-    folder = tmp_path / "state"
+def test_a_session_that_expired_meanwhile_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, call = tmp_path / "state", {"model": "tiny-llama", "prompt": [5] * 40, "max_tokens": 4}
+    monkeypatch.setattr("app.sessions.named.UNNAMED_TTL_S", 1)
     with serving(folder) as http:
         brief, lasting = open_session(http, ttl_s=1), open_session(http, ttl_s=100)
+        asked = [http.post("/v1/completions", json=call).headers["x-session-id"] for _ in range(2)]
+    assert asked[0] == asked[1]
     time.sleep(1)
     with serving(folder) as http:
         assert_error(http.get(f"/v1/sessions/{brief}"), 404, "not_found", param="session_id")
         assert [view["id"] for view in sessions(http)] == [lasting]
+        assert http.post("/v1/completions", json=call).raise_for_status().headers["x-session-id"] != asked[0]
 
 
 SESSIONS = 20

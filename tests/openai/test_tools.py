@@ -102,7 +102,6 @@ def test_a_form_beside_required_calls_is_checked_and_named(http: httpx.Client) -
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [*TOOLS, tool("a", {"type": "integer"})]}, "tools.2.function.parameters"),
-        ({"tools": [tool("a", {"not": {}}, strict=True)]}, "tools"),
         ({"tools": TOOLS, "structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
     ],
 )
@@ -111,27 +110,37 @@ def test_what_cannot_be_done_is_refused_and_named(http: httpx.Client, changed: A
     assert_error(response, 400, "field_out_of_range", param=param)
 
 
-def test_a_refused_schema_is_named_by_its_tool_and_shows_no_other(http: httpx.Client) -> None:
-    tools = [*TOOLS, tool("bad", {"not": {"type": "object"}}, strict=True)]
-    response = http.post("/v1/chat/completions", json={**CALL, "tools": tools, "tool_choice": "required"})
-    message = assert_error(response, 400, "field_out_of_range", param="tools")
-    assert message.startswith("tools: the parameters of 'bad': Unimplemented keys")
-    assert "get_weather" not in message
+@pytest.mark.parametrize(
+    ("path", "required", "one", "field"),
+    [
+        ("chat/completions", "required", {"parallel_tool_calls": False}, "2.function.parameters"),
+        ("responses", "required", {"parallel_tool_calls": False}, "0.tools.0.parameters"),
+        ("messages", {"type": "any"}, {"type": "auto", "disable_parallel_tool_use": True}, "0.input_schema"),
+    ],
+)
+def test_what_no_grammar_holds_is_named_and_is_refused_where_calls_must_follow_it(
+    http: httpx.Client, path: str, required: Any, one: Any, field: str
+) -> None:
+    odd, must = {"properties": {"a": "bar"}}, {"tool_choice": required}
+    one = {"tool_choice": one} if path == "messages" else one
 
+    def ask(schema: Any, more: Any, strict: Any = False) -> httpx.Response:
+        inner: Any = {"type": "function", "name": "f", "parameters": schema, "strict": strict}
+        tools = {
+            "chat/completions": [*TOOLS, tool("f", schema, strict=strict)],
+            "messages": [{"name": "f", "input_schema": schema, "strict": strict}],
+            "responses": [{"type": "namespace", "name": "n", "tools": [inner]}],
+        }[path]
+        prompt = {"input": "Hi", "max_output_tokens": 2} if path == "responses" else {"messages": CHAT, "max_tokens": 2}
+        return http.post(f"/v1/{path}", json={"model": MODEL, **prompt, "tools": tools, **more})
 
-@pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
-def test_a_keyword_that_no_grammar_holds_is_named_where_a_call_is_held(http: httpx.Client, path: str) -> None:
-    inner: Any = {"type": "function", "name": "f", "parameters": UNIQUE, "strict": False}
-    tools, held, field = {
-        "chat/completions": (tool("f", UNIQUE), "required", "function.parameters"),
-        "messages": ({"name": "f", "input_schema": UNIQUE}, {"type": "any"}, "input_schema"),
-        "responses": ({"type": "namespace", "name": "n", "tools": [inner]}, "required", "tools.0.parameters"),
-    }[path]
-    prompt = {"input": "Hi", "max_output_tokens": 2} if path == "responses" else {"messages": CHAT, "max_tokens": 2}
-    body = {"model": MODEL, **prompt, "tools": [tools]}
-    answer = http.post(f"/v1/{path}", json={**body, "tool_choice": held}).raise_for_status()
-    assert f"tools.0.{field}.properties.a.uniqueItems" in answer.headers["X-Djinn-Ignored"].split(", ")
-    assert "uniqueItems" not in http.post(f"/v1/{path}", json=body).headers.get("X-Djinn-Ignored", "")
+    for schema, more, named in ((UNIQUE, must, [".properties.a.uniqueItems"]), (odd, one, [""]), (odd, {}, [])):
+        names = ask(schema, more).raise_for_status().headers.get("X-Djinn-Ignored", "").split(", ")
+        assert [name for name in names if field in name] == [f"tools.{field}{each}" for each in named]
+    for refused in (ask(odd, must), ask(odd, {}, strict=True), ask(UNIQUE, {}, strict=True)):
+        message = refused.json()["error"]["message"]
+        assert (refused.status_code, message.partition(" '")[0]) == (400, f"tools.{field}: the parameters of")
+        assert "get_weather" not in message
 
 
 def test_every_choice_has_calls_of_its_own_with_logprobs_of_all_tokens(sdk: Any) -> None:

@@ -32,17 +32,7 @@ from app.sessions.registry import SessionRegistry
 from app.sessions.uploads import MAX_UPLOADS, Uploads
 from tests.file_sizes import largest_file
 from tests.journal.building import held_up
-from tests.pausing import (
-    EACH_TOKEN,
-    PROMPT,
-    PROMPT_END,
-    assert_same,
-    finish,
-    paused,
-    read,
-    start,
-    whole,
-)
+from tests.pausing import EACH_TOKEN, PROMPT, PROMPT_END, assert_same, finish, paused, read, start, whole
 from tests.serving import running_services
 from tests.taking_turns import GREEDY, assert_nothing_is_held, engine_tokens, spooled, start_turn
 from tests.waiting import until
@@ -65,9 +55,7 @@ async def test_a_cancel_is_not_overtaken_by_a_resume_nor_the_other_way_round(reg
         assert isinstance(await finish(registry, session, again), TurnFinished)
 
 
-async def test_who_leaves_before_the_pause_ends_the_turn_but_not_who_leaves_at_it(
-    registry: SessionRegistry,
-) -> None:
+async def test_who_leaves_before_the_pause_ends_the_turn_but_not_who_leaves_at_it(registry: SessionRegistry) -> None:
     session = registry.create()
     await registry.whitebox.arm(session, PROMPT_END)
     reader = start(registry, session)
@@ -102,9 +90,7 @@ async def test_a_paused_session_that_is_closed_leaves_nothing(registry: SessionR
     await assert_nothing_is_held(registry)
 
 
-async def test_at_the_end_nobody_waits_for_a_paused_turn_or_one_that_pauses_then(
-    registry: SessionRegistry,
-) -> None:
+async def test_at_the_end_nobody_waits_for_a_paused_turn_or_one_that_pauses_then(registry: SessionRegistry) -> None:
     (at_rest, first), (going, second) = await paused(registry), await paused(registry, tokens=500)
     registry.pauses.resume(going, Until(end=True))
     late = registry.create()
@@ -133,9 +119,7 @@ async def test_a_turn_that_nobody_resumes_goes_on_by_itself_stop_strings_and_all
     assert len(session.history) == await engine_tokens(registry, session)
 
 
-async def test_each_pause_has_its_own_time_and_one_made_by_until_the_last_ones(
-    registry: SessionRegistry,
-) -> None:
+async def test_each_pause_has_its_own_time_and_one_made_by_until_the_last_ones(registry: SessionRegistry) -> None:
     brief = replace(EACH_TOKEN, timeout_s=1.0, on_timeout=OnTimeout.ABORT, once=True)
     session, reader = await paused(registry, breakpoint=brief, tokens=5)
     assert session.breakpoints == {}
@@ -205,9 +189,7 @@ STEER = Breakpoint("bp_steer", (1,), Action.EDIT, edits=(Edit(EditOp.SCALE, 0.5)
 WATCH = Breakpoint("bp_watch", (0, 1), Action.CAPTURE, When(in_pass=Pass.DECODE))
 
 
-async def test_a_turn_that_cannot_pause_excludes_a_breakpoint_that_does(
-    registry: SessionRegistry,
-) -> None:
+async def test_a_turn_that_cannot_pause_excludes_a_breakpoint_that_does(registry: SessionRegistry) -> None:
     session, rule = registry.create(), StopRule(max_tokens=900)
     turn = start_turn(registry, session, PROMPT, GREEDY, rule, pausable=False)
     with pytest.raises(WrongState):

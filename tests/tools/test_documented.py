@@ -32,10 +32,7 @@ SHOWN: dict[str, tuple[str, str, str, list[Any]]] = {
         *("", "I look it up.", [("search", {"tags": ["a"], "text": "This is a value\nthat spans\nlines"})]),
     ),
     # https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/#json-based-tool-calling
-    "llama": (
-        '{"name": "weather", "parameters": {"city": "Rome, IT", "unit": "celsius"}}',
-        *("", "", [ROME]),
-    ),
+    "llama": ('{"name": "weather", "parameters": {"city": "Rome, IT", "unit": "celsius"}}', *("", "", [ROME])),
     # https://docs.mistral.ai/capabilities/function_calling/ and mistral-common's tokenizers of versions 3, 11
     "mistral": (
         '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Oslo"}, "id": "VvvODy9mT"}]',

@@ -19,10 +19,10 @@ from app.tools.formats import HERMES, LLAMA, MISTRAL, ToolFormat
 from app.tools.grammar import call_grammar, foreign_keywords
 from app.tools.lark import START, plain_lark, quoted_lark, quoted_regex
 from app.tools.prompt import messages_for_template
-from app.tools.reader import Content
+from app.tools.reader import CallArguments, Content
 from app.tools.support import ToolSupport
 from tests.hugging_face import byte_tokenizer
-from tests.tools.calls import ALL_FORMATS, FORMATS, VOCABULARY, takes, write
+from tests.tools.calls import ALL_FORMATS, FORMATS, VOCABULARY, reader_of, takes, write
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -229,28 +229,22 @@ def test_arguments_are_an_object_whether_the_schema_says_so_or_not(
     assert not any(takes(grammar, write(LLAMA, ("add", each))) for each in wrong)
 
 
-def test_keywords_that_say_nothing_are_left_out() -> None:
+def test_keywords_that_say_nothing_or_that_no_grammar_holds_are_left_out() -> None:
     record = {"type": "object", "propertyNames": {"type": "string"}, "required": None, "uniqueItems": False}
-    schema = {
-        "properties": {"required": record, "n": {"enum": [None, 1]}},
-        "required": ["n"],
-        "additionalProperties": None,
-    }
-    use = ToolUse.of([Tool("f", None, schema)], ToolMode.REQUIRED, None, parallel=False)
-    grammar = grammar_of(HERMES, use)
-    assert takes(grammar, write(HERMES, ("f", '{"required": {"a": 1}, "n": null}')))
-    assert not takes(grammar, write(HERMES, ("f", '{"n": 2}')))
-
-
-def test_keywords_that_no_grammar_holds_loosen_the_schema_unless_it_is_strict() -> None:
+    silent = {"properties": {"required": record, "n": {"enum": [None, 1]}}, "required": ["n"]}
+    silent["additionalProperties"] = None
     twice = {"type": "array", "items": {"enum": ["a"], "not": {}}, "uniqueItems": True, "contains": {"const": "a"}}
-    schema = {"properties": {"not": twice}, "required": ["not"], "if": {}, "then": {"not": {}}}
-    grammar = grammar_of(HERMES, ToolUse.of([Tool("f", None, schema)], ToolMode.REQUIRED, None, parallel=False))
-    assert takes(grammar, write(HERMES, ("f", '{"not": ["a", "a"]}')))
-    assert not takes(grammar, write(HERMES, ("f", '{"not": ["b"]}')))
+    foreign = {"properties": {"not": twice}, "required": ["not"], "if": {}, "then": {"not": {}}}
     places = ["properties.not.items.not", "properties.not.uniqueItems", "properties.not.contains", "if", "then"]
-    assert foreign_keywords(Tool("f", None, schema)) == places
-    assert foreign_keywords(Tool("f", None, schema, strict=True)) == []
+    for schema, good, wrong, named in (
+        (silent, '{"required": {"a": 1}, "n": null}', '{"n": 2}', []),
+        (foreign, '{"not": ["a", "a"]}', '{"not": ["b"]}', places),
+    ):
+        grammar = grammar_of(HERMES, ToolUse.of([Tool("f", None, schema)], ToolMode.REQUIRED, None, parallel=False))
+        assert takes(grammar, write(HERMES, ("f", good)))
+        assert not takes(grammar, write(HERMES, ("f", wrong)))
+        assert foreign_keywords(Tool("f", None, schema)) == named
+        assert foreign_keywords(Tool("f", None, schema, strict=True)) == []
 
 
 @ALL_FORMATS
@@ -267,6 +261,22 @@ def test_only_texts_with_a_form_are_held_where_the_model_decides(form: ToolForma
     assert takes(grammar, "Just text.")
     for text in ("a", "xc", 'a"b" '):
         assert not takes(grammar, write(form, ("say", json.dumps({"input": text}))))
+
+
+NO_SCHEMAS: list[Any] = ["bar", 5, [[]], {"type": {"b": 1}}, {"anyOf": 5}, {"enum": "x"}, "x" * 2**20]
+NO_SCHEMAS = [{"properties": each} for each in (5, "x", [1], *({"a": each} for each in NO_SCHEMAS))]
+
+
+@ALL_FORMATS
+@pytest.mark.parametrize("schema", [*NO_SCHEMAS, {"required": 5}, {"$defs": 5}], ids=lambda schema: str(schema)[:30])
+def test_a_schema_that_is_none_is_the_compilers_to_refuse_and_spoils_no_call(form: ToolFormat, schema: Any) -> None:
+    tools = [Tool("f", None, schema)]
+    grammar_of(form, ToolUse.of(tools, ToolMode.REQUIRED, None, parallel=True))
+    loose = ToolUse(tuple(tools), ToolMode.AUTO, frozenset("f"), parallel=False, only_strict=True)
+    call = write(form, ("f", '{"a": "b"}'))
+    assert takes(grammar_of(form, loose), call)
+    reader = reader_of(form, tools)
+    assert [*reader.push(call), *reader.finish()][-1] == CallArguments(0, '{"a": "b"}')
 
 
 @pytest.mark.timeout(20)

@@ -54,12 +54,7 @@ F, G = ("f", '{"a": 1}'), ("g", "{}")
         ('<tool_call>{"name": "g"}</tool_call>', HERMES, "", [G]),
         ('<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}', HERMES, "", [F]),
         ("Let me look.\n" + write(HERMES, F), HERMES, "Let me look.", [F]),
-        (
-            '<tool_call>{"name":"f", "arguments": {"a": 1}}<tool_call>{"name":"g", "arguments": {}}',
-            HERMES,
-            "",
-            [F, G],
-        ),
+        ('<tool_call>{"name":"f", "arguments": {"a": 1}}<tool_call>{"name":"g", "arguments": {}}', HERMES, "", [F, G]),
         (
             '[TOOL_CALLS] [{"name":"f", "arguments": {"a": 1}, "id": "a"}, {"name":"g", "arguments": {}}]',
             MISTRAL,

@@ -11,11 +11,7 @@ from app.domain.values import Grammar, GrammarKind
 from app.messages import TurnFinished
 from app.text.generation import TextChunk
 from app.tools.definitions import Tool, ToolMode, ToolUse
-from app.tools.formats import (
-    HARMONY,
-    TOOL_FORMATS,
-    ToolFormat,
-)
+from app.tools.formats import HARMONY, TOOL_FORMATS, ToolFormat
 from app.tools.reader import CallArguments, Content
 from app.tools.support import ToolSupport, turn_grammar
 from app.tools.thinking import Opening, Seal, Wish, kept_secret

@@ -122,10 +122,16 @@ def test_an_agent_mends_a_bug(tmp_path: Path, name: str) -> None:
                 known = len(turns)
                 run(command)
                 latest = turns[known:]
+        one = f"{server.url}/v1/sessions/{max(first, key=lambda turn: turn['usage']['prompt_tokens'])['session_id']}"
+        session, past = (httpx.get(one + path).json() for path in ("", "/timeline?limit=1000"))
     check_what_calls_share(turns)
     # Calls for a title, and those of subagents, have shorter prompts than the loop has.
     loop = sorted(first, key=lambda turn: turn["usage"]["prompt_tokens"])[-len(agent.script) :]
     assert len({turn["session_id"] for turn in loop}) == 1, "a conversation is one session"
+    assert session["metadata"], "it has a name"
+    waits = sum(entry["phase"] == "io_wait" for entry in past["data"] if entry["kind"] == "phase")
+    print(name, session["metadata"], waits, [each["tier"] for each in past["data"] if each["kind"] == "moved"][:6])
+    assert waits >= len(loop) - 1, "it waits for each of its tools"
     assert loop[-1]["token_ids"], "its tokens are what is checked"
     usages = [turn["usage"] for turn in loop]
     print(name, *(f"{usage['cached_tokens']:,} of {usage['prompt_tokens']:,};" for usage in usages))

@@ -292,8 +292,8 @@ async def test_a_response_stays_until_it_is_kept() -> None:
     async with running_services(max_sessions=1) as services, AsyncExitStack() as cleanup:
         asked = {"model": services.info.name, "input": "x", "max_output_tokens": 4, "ignore_eos": True}
         body = ResponseBody.model_validate(asked)
-        call, unstored = ApiCall(services, None, cleanup), UnstoredConversation(services.sessions)
-        run = await start_response(call, unstored, body, IgnoredFields(strict=False))
+        call = ApiCall(services, None, cleanup, IgnoredFields(strict=False))
+        run = await start_response(call, UnstoredConversation(services.sessions), body)
         events = run.events()
         async for event in events:
             if event["type"] == "response.output_text.done":
