@@ -53,7 +53,6 @@ MAIN = (
     "served_model_name",
     "lora",
     "device",
-    "tensor_parallel",
     "dtype",
     "weights_device",
     "kv_device",

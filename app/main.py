@@ -398,6 +398,7 @@ def create_app(
     around = Surroundings(
         name=settings.replica,
         disks={room.beside(folder): folder for folder in reversed(folders)},
+        back_since=time.time() if history.ended_badly else None,
         require_ready=lambda: services.require_ready(),
         away=lambda: () if cluster is None else cluster.away,
         refused=tenancy.quotas.refused,

@@ -25,7 +25,18 @@ from app.sessions.session import Session
 from app.sessions.table import SessionTable
 
 FindingKind = Literal[
-    "unready", "replica", "disk", "waiting", "refused", "silent", "late", "device", "host", "kv_disk", "recomputed"
+    "unready",
+    "replica",
+    "killed",
+    "disk",
+    "waiting",
+    "refused",
+    "silent",
+    "late",
+    "device",
+    "host",
+    "kv_disk",
+    "recomputed",
 ]
 """The gravest first."""
 
@@ -38,7 +49,7 @@ CROWD_SILENT_S = 60.0
 LARGE, CROWDED, NEARLY_FULL = 0.25, 0.6, 0.95
 """Shares of a tier: a large session; full enough to name who holds it; nearly full."""
 RECENT_S = 600.0
-"""For how long recomputed tokens are told."""
+"""For how long a kill and recomputed tokens are told."""
 DISK_SHARE, MOST_DISK = 1 / 20, 10 << 30
 """A disk has little room with less free than this share, or this many bytes, or another time its reserve."""
 MOST_NAMED, MOST_SESSIONS = 3, 100
@@ -80,6 +91,8 @@ class Surroundings:
     """Its own in a cluster."""
     disks: Mapping[DiskRoom, Path]
     """Each with a folder on it."""
+    back_since: float | None
+    """When this server began, in Unix seconds, if the one before it was killed."""
     require_ready: Callable[[], None]
     """Raises a `DjinnError` while no new work is taken."""
     away: Callable[[], Iterable[str]]
@@ -187,6 +200,9 @@ class Findings:
             yield Finding("unready", f"takes no new work: {error.message}")
         for name in self._around.away():
             yield Finding("replica", f"replica {name} is away, and with it the sessions that it has")
+        back_s = time.time() - (self._around.back_since or 0.0)
+        if back_s < RECENT_S:
+            yield Finding("killed", f"the server was killed, or crashed; it came back {_span(back_s)} ago")
         for room, folder in self._around.disks.items():
             with contextlib.suppress(OSError):
                 yield from _scarce(folder, room)

@@ -12,6 +12,7 @@ import logging
 import sqlite3
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,8 @@ class History(Watcher):
         self._began = time.time()
         self._looked_at = 0.0
         self._is_failing = False
+        self.ended_badly = self._last_mark() == "started"
+        """Whether the server before this one was killed, or crashed."""
         self._mark("started")
 
     def opened(self, session: Session) -> None:
@@ -240,6 +243,13 @@ class History(Watcher):
         await self.write()
         with self._lock:
             self._connection.close()
+
+    def _last_mark(self) -> str | None:
+        with suppress(sqlite3.Error):
+            query = "SELECT body FROM entry WHERE session = '' ORDER BY id DESC LIMIT 1"
+            for (body,) in self._connection.execute(query):
+                return str(json.loads(body)["kind"])
+        return None
 
     def _mark(self, kind: str) -> None:
         self._entries.append((time.time(), "", "", json.dumps({"kind": kind})))

@@ -45,6 +45,9 @@ SESSION_HEADER = "X-Session-ID"
 TOKEN_HEADER = "x-session-token"
 """The same. A client that sends it back reaches the same server through routers such as llm-d's."""
 SANE = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+CURL = "curl/"
+"""How the user agent of a program begins that writes answers to terminals."""
+JSON_TYPE = "application/json"
 
 
 def new_request_id() -> str:
@@ -87,7 +90,10 @@ class RequestMiddleware:
             await self.app(scope, receive, send)
             return
         _normalize(scope)
-        given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+        asked = Headers(scope=scope)
+        if asked.get("user-agent", "").startswith(CURL):
+            send = _ended_by_line(scope, send)
+        given = asked.get(REQUEST_ID_HEADER, "")
         request_id = given if SANE.fullmatch(given) else new_request_id()
         state, answer = scope.setdefault("state", {}), Answer()
         state["request_id"] = request_id
@@ -110,6 +116,27 @@ class RequestMiddleware:
             for record in self._records:
                 over.enter_context(record(scope, answer))
             await self.app(scope, receive, send_named)
+
+
+def _ended_by_line(scope: Scope, send: Send) -> Send:
+    """The same as `send`, but JSON ends with a line end: the prompt of a shell would stand behind it. Of two replicas
+    that a request passes, the first one adds it.
+    """
+    is_json = False
+
+    async def send_ended(message: Message) -> None:
+        nonlocal is_json
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            length = headers.get("content-length", "")
+            is_json = length.isdigit() and headers.get("content-type") == JSON_TYPE and HOP not in scope["state"]
+            if is_json:
+                headers["content-length"] = str(int(length) + 1)
+        elif is_json and not message.get("more_body"):
+            message = {**message, "body": message.get("body", b"") + b"\n"}
+        await send(message)
+
+    return send_ended
 
 
 ABSOLUTE = re.compile(r"https?://[^/?]*", re.IGNORECASE)

@@ -12,7 +12,7 @@ from pathlib import Path
 from docs.site.notebook_page import notebook_page
 
 ROOT = Path(__file__).parents[2]
-KINDS = {".md", ".ipynb", ".png", ".svg", ".css", ".js", ".json", ".txt"}
+KINDS = {".md", ".ipynb", ".png", ".webp", ".svg", ".css", ".js", ".json", ".txt"}
 ADDED = {"app/static/icon.svg": "images/djinn.svg"}
 """Files that no page links to."""
 UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, Route
+from playwright.sync_api import Locator, Page, Route
 
 DEADLINE_S = 15
 SEE = """(state) => {
@@ -38,6 +38,11 @@ def open_session(http: httpx.Client, *, tokens: int = 0, **metadata: str) -> str
         turn = {"token_ids": [5 + number % 90 for number in range(tokens)], "max_tokens": 0}
         http.post(f"/v1/sessions/{session}/generate", json=turn).raise_for_status()
     return session
+
+
+def row(page: Page, session: str) -> Locator:
+    """Of a session in the table."""
+    return page.locator(f'tr[data-id="{session}"]')
 
 
 def signal(http: httpx.Client, session: str, phase: str) -> None:

@@ -10,7 +10,7 @@ from playwright.sync_api import Locator, Page, expect
 
 import app
 from tests.browser.conftest import DRAW_MS, OpenPage
-from tests.browser.filling import eventually, expect_no_violations, open_session, signal
+from tests.browser.filling import eventually, expect_no_violations, open_session, row, signal
 from tests.serving import serve
 
 pytestmark = pytest.mark.browser
@@ -53,7 +53,7 @@ def test_the_theme_is_chosen_or_the_systems(open_page: OpenPage) -> None:
     system, light, dark, again = colors
     assert light != dark == system == again
     page.goto("/docs")  # a server without keys shows its routes at once
-    expect(page.locator("#operations-system-getVersion")).to_be_visible(timeout=DRAW_MS)
+    expect(page.locator("#operations-tag-system")).to_be_visible(timeout=DRAW_MS)
     expect(page.get_by_label("API key")).to_be_hidden()
 
 
@@ -85,6 +85,7 @@ def test_a_server_that_restarts_comes_back_with_the_true_state(open_page: OpenPa
         second = open_page(url)
         for each in (page, second):  # what the server did before, it remembers
             expect(activity(each, "Last hour, agents: 1, .* Starts of the server: 2")).to_be_visible()
+            each.reload()
             expect(activity(each, "Last hour, tokens: 20, computed in 1 turn; ")).to_be_visible()
             each.get_by_label("Time of the activity").select_option("Last 30 days")
             expect(activity(each, "Last 30 days, longest wait: .*s, for a first token")).to_be_visible()
@@ -151,6 +152,7 @@ def test_the_screen_of_sessions_is_accessible_in_both_themes_and_fits_any_window
         page.set_viewport_size({"width": width, "height": 900})
         expect(page.locator(f'.cell[data-id="{sessions[2]}"]')).to_be_visible()
         eventually(lambda: page.evaluate("document.documentElement.scrollWidth"), width)
+    expect(row(page, sessions[0])).to_be_in_viewport()  # the table begins on the first screen
     page.get_by_label("Find an id or a tag").fill("of 300")
     expect(page.locator("tbody tr[data-id]")).to_have_count(1)
     expect_no_violations(page)

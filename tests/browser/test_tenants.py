@@ -7,10 +7,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import DRAW_MS, OpenPage, close_all
-from tests.browser.filling import open_session, wait_until
+from tests.browser.filling import open_session, row, wait_until
 from tests.incident import NAMED, incident
 from tests.serving import serve
 from tests.tenants.tenant_files import tenant, write_tenants
@@ -76,6 +76,7 @@ def test_the_page_of_the_api_asks_for_a_key_and_tries_a_route_with_it(open_page:
     expect(page.get_by_role("alert")).to_contain_text("a valid API key is needed")
     field.fill("right")
     field.press("Enter")
+    page.locator("#operations-tag-system").click()
     route = page.locator("#operations-system-getVersion")
     route.get_by_role("button").first.click()
     route.get_by_role("button", name="Try it out").click()
@@ -107,10 +108,6 @@ def of(tenants_server: str) -> Iterator[dict[str, httpx.Client]]:
         }
         close_all(clients["ops"])
         yield clients
-
-
-def row(page: Page, session: str) -> Locator:
-    return page.locator(f'tr[data-id="{session}"]')
 
 
 def test_the_next_key_sees_nothing_of_the_last(open_page: OpenPage, of: dict[str, httpx.Client]) -> None:

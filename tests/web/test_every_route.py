@@ -73,10 +73,12 @@ def test_an_empty_object_is_no_body_and_what_is_refused_changes_nothing(http: ht
 
 
 @pytest.mark.parametrize("path", ["/health", "/no-such-path"])
-def test_every_answer_has_an_id_of_its_own_or_the_clients_if_it_does_no_harm(http: httpx.Client, path: str) -> None:
+def test_every_answer_has_its_own_id_or_the_clients_and_a_line_end_for_curl(http: httpx.Client, path: str) -> None:
     assert len({http.get(path).headers["x-request-id"] for _ in range(3)}) == 3
     response = http.get(path, headers={"X-Request-Id": "trace-7f.3:a_B"})
     assert response.headers["x-request-id"] == "trace-7f.3:a_B"
+    of_curl = http.get(path, headers={"User-Agent": "curl/8.14.1"})
+    assert (len(of_curl.content), of_curl.content[-2:]) == (int(of_curl.headers["content-length"]), b"}\n")
     for harmful in ("", "x" * 129, "a\x7f", '"><script>'):
         response = http.get(path, headers={b"X-Request-Id": harmful.encode("latin-1")})
         assert response.headers["x-request-id"] not in ("", harmful)

@@ -23,6 +23,9 @@ export function deskOf(id) {
   return held.peek();
 }
 
+/** Bring a panel of the screen into view, by its class. */
+export const show = (panel) => document.querySelector(`.model > .${panel}`)?.scrollIntoView();
+
 function makeDesk(id) {
   const session = sessionOf(id);
   return {

@@ -8,7 +8,7 @@ import { go, linkTo } from "../state/route.js";
 import { add } from "../state/sessions.js";
 import { generate } from "../state/turns.js";
 import { marksOf, togglePause } from "./arming.js";
-import { deskOf } from "./desk.js";
+import { deskOf, show } from "./desk.js";
 
 const QUESTION = "The Eiffel Tower stands in the city of";
 
@@ -41,5 +41,7 @@ async function ask(desk, { question, layer = server.peek().num_layers - 1, posit
   if (!marksOf(desk.breakpoints.peek(), layer).pauses.length) await togglePause(desk, layer, { once: true, pass: "any" }, server.peek().num_layers);
   await generate(desk.id, { prompt: question, max_tokens: 8, temperature: 0 }, question);
   const { checkpoint } = desk.session.peek();
-  if (checkpoint) desk.cell.value = { layer: checkpoint.layer, position: position ?? checkpoint.end - 1 };
+  if (!checkpoint) return;
+  desk.cell.value = { layer: checkpoint.layer, position: position ?? checkpoint.end - 1 };
+  show("lens");
 }

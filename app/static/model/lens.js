@@ -71,12 +71,14 @@ function Tools({ desk }) {
         <i class="mark pause"></i>pauses <i class="mark capture"></i>captures <i class="mark edit"></i>edits
       </p>
       <${Measure} desk=${desk} />
-      <${CopyAs} what="the lens" python=${() => pythonIn(desk.id, called("session.lens_map", [], { positions: rangeOf(desk), top_k: 5 }))}
+      <${CopyAs} what="the lens" python=${() => pythonIn(desk.id, `lens = ${called("session.lens_map", [], { positions: rangeOf(desk), top_k: 5 })}`, ...SHOWN)}
         calls=${() => [["GET", `/v1/sessions/${desk.id}/lens?positions=${rangeOf(desk).join(":")}&top_k=5`]]} />
       <${Computing} desk=${desk} />
     </div>
   `;
 }
+
+const SHOWN = ["for layer in lens.layers:", "    print(layer.layer, [lens.texts[token] for token in layer.token_ids[-1]])", "lens  # in a notebook: a heatmap"];
 
 /** The positions of a map that one call can have: the last ones. */
 const rangeOf = ({ lens: { end } }) => [Math.max(0, end.peek() - 64), end.peek()];

@@ -11,7 +11,7 @@ import { loadPoints, where } from "../state/points.js";
 import { linkTo } from "../state/route.js";
 import { Attention } from "./attention.js";
 import { Compare } from "./compare.js";
-import { attend, deskOf } from "./desk.js";
+import { attend, deskOf, show } from "./desk.js";
 import { EditForm } from "./edit_form.js";
 import { Features } from "./features.js";
 import { Lens } from "./lens.js";
@@ -59,6 +59,9 @@ function Inside({ desk }) {
   `;
 }
 
+/** Panels that are far down, by their class. */
+const PARTS = ["Attention", "Steering", "Edit", "Features", "Vectors"];
+
 function Standing({ desk }) {
   const view = desk.session.value;
   return html`
@@ -66,6 +69,7 @@ function Standing({ desk }) {
       <h1>Inside the model</h1>
       <a href=${linkTo(desk.id)} title=${desk.id}><${Named} view=${view} /></a>
       <p role="status"><${Place} view=${view} /></p>
+      <nav class="row" aria-label="Below the lens">${PARTS.map((name) => html`<button class="quiet" onClick=${() => show(name.toLowerCase())}>${name}</button>`)}</nav>
       ${view.checkpoint && html`<p class="dim left"><${TimeLeft} ...${view.checkpoint} /></p>`}
     </header>
   `;

@@ -1,10 +1,10 @@
 // What an operator should know first: the server in one line, and what is wrong, each with what to do about it.
 import { computed } from "@preact/signals";
 import { now } from "../lib/clock.js";
-import { counted, milliseconds, number } from "../lib/format.js";
+import { milliseconds, number } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Button } from "../shell/controls.js";
-import { findings, memory } from "../state/memory.js";
+import { findings } from "../state/memory.js";
 import { linkTo } from "../state/route.js";
 import { all, revision } from "../state/sessions.js";
 import { order, picked, text } from "./listing.js";
@@ -16,13 +16,13 @@ const views = computed(() => (void [revision.value, now.value], all()));
 /** How the server does, for somebody who has ten seconds. */
 export function InWords() {
   const { capacity } = findings.value;
-  if (memory.value === null || views.value.length === 0) return null;
+  if (views.value.length === 0) return null;
   const here = views.value.filter((view) => bytesIn(view, "device") > 0);
   const away = views.value.length - here.length;
   const recomputed = views.value.reduce((sum, { usage }) => sum + usage.tokens_recomputed, 0);
   const [wait, cause] = longest(views.value);
   return html`<p class="in-words">
-    ${`${number(here.length)} on the device, ${number(away)} away`} · ${counted(recomputed, "token")} recomputed
+    <b>${number(here.length)}</b> on the device, <b>${number(away)}</b> away · <b>${number(recomputed)}</b> ${recomputed === 1 ? "token" : "tokens"} recomputed
     ${wait > 0 && html` · longest wait of a first token <b>${milliseconds(wait)}</b> (${cause})`}
     ${capacity && html` · <span title=${capacity.text}>room for <b>${number(capacity.more)} more</b> like these</span>`}
   </p>`;
@@ -51,7 +51,7 @@ function Remedy({ kind, sessions, tenant }) {
     if (kind === "late") order.value = { by: "returns", down: false };
   };
   return html`${kind === "silent" && html`<${Button} onClick=${() => sessions.forEach(park)}>Park ${sessions[1] ? "them" : "it"}<//>`}
-    ${sessions[1] ? html`<button onClick=${show}>Show them</button>` : sessions[0] && html`<a href=${linkTo(sessions[0])}>Look at it</a>`}`;
+    ${sessions[1] ? html`<button onClick=${show}>Show them</button>` : sessions[0] && html`<a class="button" href=${linkTo(sessions[0])}>Look at it</a>`}`;
 }
 
 /** What the table is sorted by where a tier is full. */

@@ -24,8 +24,9 @@ export function SessionsScreen() {
   useEffect(keepListing, []);
   return html`<div class="sessions">
     <div class="stack"><${Toolbar} /><${Welcome} /><${Findings} /><${Imports} /></div>
-    <div class="overview"><${Board} /><${Folded} title="Activity, and the last 10 minutes"><div class="aside"><${Activity} /><${Charts} /></div><//></div>
-    <div class="stack"><${Filters} /><${Table} /></div>
+    <${Board} />
+    <div class="stack"><${Folded} title="Filters" open=${isFiltered()}><${Filters} /><//><${Table} /></div>
+    <${Folded} title="Activity, and the last 10 minutes"><${Activity} /><${Charts} /><//>
     <${Tenants} />
     <${DropZone} take=${importAll} /><${CreateDialog} />
   </div>`;
@@ -37,6 +38,7 @@ const Toolbar = () => html`
     <p class="dim" role="status"><${Shown} /></p>
     <${InWords} />
     <div class="row ends">
+      ${ids.value.length > 0 && html`<${LookInside} />`}
       <${ImportButton} />
       <${Button} class="primary" onClick=${() => (creating.value = true)}>New session<//>
     </div>
@@ -50,7 +52,7 @@ const Welcome = () => ids.value.length === 0 && html`<section class="panel welco
 </section>`;
 
 /** On a phone what is not the board is folded: it is one touch away. */
-const Folded = ({ title, children }) => (isPhone.value ? html`<details class="folded"><summary>${title}</summary>${children}</details>` : children);
+const Folded = ({ title, open, children }) => (isPhone.value ? html`<details class="folded" open=${open}><summary>${title}</summary>${children}</details>` : children);
 
 const Filters = () => html`
   <div class="filters" role="group" aria-label="Filters">
@@ -59,7 +61,7 @@ const Filters = () => html`
       onInput=${(event) => (text.value = event.target.value)}
     />
     ${FACETS.map((facet) => html`<${Facet} key=${facet.key} facet=${facet} />`)}
-    <button class="quiet" disabled=${!isFiltered()} onClick=${clear}>Clear the filters</button>
+    ${isFiltered() && html`<button class="quiet" onClick=${clear}>Clear the filters</button>`}
     <${Together} />
     <${BiggestFirst} />
   </div>

@@ -1,13 +1,13 @@
 // The board: every session where its KV is, on the device, the host or the disk. The arrow keys walk on it.
 import { useEffect, useRef } from "preact/hooks";
-import { counted } from "../../lib/format.js";
+import { bytes, counted } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
 import { Icon } from "../../shell/icons.js";
 import { memory } from "../../state/memory.js";
 import { go, linkTo } from "../../state/route.js";
 import { LOOKS, TIERS } from "../looks.js";
 import { Cell, pointAt, Tip } from "./cell.js";
-import { Lanes, tops } from "./lanes.js";
+import { corners, Lanes } from "./lanes.js";
 import { crowded, drawn, keepPlan, resize, without } from "./plan.js";
 
 export function Board() {
@@ -46,10 +46,12 @@ function Legend() {
   </div>`;
 }
 
-/** Who is not on the board, and why. */
+/** What else is on the device, and who is not on the board, and why. */
 function Rest() {
+  const { counts, text } = memory.value ?? {};
   return html`<span class="rest">
-    ${memory.value?.counts && "Shared KV is in each cell, and once in a lane's figures; "}${counted(without.value, "session")} without KV
+    ${text && `Weights: ${bytes(text.kept_bytes + text.ring_bytes)} of the device${text.ring_bytes > 0 ? `, ${bytes(text.ring_bytes)} of it streamed through` : ""}. `}
+    ${counts && "Shared KV is in each cell, and once in a lane's figures; "}${counted(without.value, "session")} without KV
     ${crowded.value > 0 && `, ${counted(crowded.value, "cell")} too many to draw: the table has all`}
   </span>`;
 }
@@ -58,8 +60,8 @@ function Rest() {
 function keepSize(board) {
   const measure = () => {
     const fields = TIERS.map((tier) => board.querySelector(`.field[data-tier=${tier}]`));
-    const next = Object.fromEntries(fields.map((field) => [field.dataset.tier, field.offsetTop]));
-    if (JSON.stringify(next) !== JSON.stringify(tops.value)) tops.value = next;
+    const next = Object.fromEntries(fields.map((field) => [field.dataset.tier, [field.offsetLeft, field.offsetTop]]));
+    if (JSON.stringify(next) !== JSON.stringify(corners.value)) corners.value = next;
     resize(fields[0].clientWidth, fields[0].clientHeight);
   };
   const observer = new ResizeObserver(measure);

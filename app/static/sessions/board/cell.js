@@ -8,7 +8,7 @@ import { perKey } from "../../state/per_key.js";
 import { sessionOf } from "../../state/sessions.js";
 import { passing } from "../listing.js";
 import { bytesIn, leftOf, lookOf, tagsOf, TIERS } from "../looks.js";
-import { tops } from "./lanes.js";
+import { corners } from "./lanes.js";
 import { placesOf } from "./plan.js";
 
 /** Pixels that a name needs beside the icon. */
@@ -34,11 +34,12 @@ function Spot({ view, tier, place, isCopy, glides, passes }) {
   const look = lookOf(view);
   const moves = view.kv.tier?.startsWith("to_") && !isCopy;
   const left = leftOf(view, now.value);
+  const [x, y] = corners.value[tier];
   const marks = `${isCopy ? "copy" : ""} ${moves ? "moves" : ""} ${glides ? "glides" : ""} ${left < 0 ? "late" : ""}`;
   return html`<button
     class="cell ${look.key} ${marks}"
     style=${{
-      transform: `translate(${place.x}px, ${place.y + tops.value[tier]}px)`,
+      transform: `translate(${x + place.x}px, ${y + place.y}px)`,
       width: `${place.width}px`,
       height: `${place.height}px`,
       fontSize: `${Math.min(12, place.height - 1)}px`,

@@ -5,8 +5,8 @@ import { html } from "../../lib/html.js";
 import { memory } from "../../state/memory.js";
 import { TIERS, tierName } from "../looks.js";
 
-/** Pixels from the top of the board to each lane's ground. */
-export const tops = signal({ device: 0, host: 0, disk: 0 });
+/** Pixels from the corner of the board to that of each lane's ground: `[x, y]`. */
+export const corners = signal({ device: [0, 0], host: [0, 0], disk: [0, 0] });
 
 const WHERE = {
   device: "where the model reads KV",
@@ -31,8 +31,9 @@ function LaneGround({ tier }) {
   return html`<section class=${`lane ${tier} ${use?.total_bytes === 0 ? "without" : ""}`} aria-label=${`${tierName[tier]} tier`}>
     <header>
       <h2 title=${WHERE[tier]}>${tierName[tier]}</h2>
+      <span class="dim">${view && use?.total_bytes !== 0 && counted(view.sessions_by_tier[tier], "session")}</span>
       <${Budget} use=${use} tier=${tier} />
-      <p class="figures">${use && html`<${Figures} view=${view} use=${use} tier=${tier} />`}</p>
+      <p class="figures">${use && html`<${Figures} ...${use} />`}</p>
     </header>
     <div class="field" data-tier=${tier}><p class="dim">${use && said(tier, use)}</p></div>
   </section>`;
@@ -49,17 +50,8 @@ function Budget({ use, tier }) {
   </div>`;
 }
 
-function Figures({ view, use, tier }) {
-  const free = Math.max(0, use.total_bytes - use.owned_bytes - use.cached_bytes);
-  const { kept_bytes: kept, ring_bytes: ring } = view.text;
-  return html`
-    <span title="held by sessions"><i class="key owned"></i>${bytes(use.owned_bytes)} owned</span>
-    <span title="kept for reuse only, gives way"><i class="key cached"></i>${bytes(use.cached_bytes)} cached</span>
-    <span title="room for more"><i class="key free"></i>${bytes(free)} free of ${bytes(use.total_bytes)}</span>
-    <span>${counted(view.sessions_by_tier[tier], "session")}</span>
-    ${tier === "device" &&
-    html`<span title="weights on the device, apart from the budget of KV">
-      weights ${bytes(kept + ring)}${ring > 0 && `, ${bytes(ring)} of it streamed through`}
-    </span>`}
-  `;
-}
+const Figures = ({ total_bytes: total, owned_bytes: owned, cached_bytes: cached }) => html`
+  <span title="held by sessions"><i class="key owned"></i>${bytes(owned)} owned</span>
+  <span title="kept for reuse only, gives way"><i class="key cached"></i>${bytes(cached)} cached</span>
+  <span title="room for more"><i class="key free"></i>${bytes(Math.max(0, total - owned - cached))} free of ${bytes(total)}</span>
+`;

@@ -17,7 +17,7 @@ const RANGES = [
 ];
 const EVERY_MS = 60_000;
 
-/** What is drawn, one chart above the other, and the least that its axis shows. */
+/** What is drawn, one chart beside the other, and the least that its axis shows. */
 const ROWS = [
   { name: "agents", token: "--accent", format: number, least: 2 },
   { name: "tokens", token: "--good", format: short, least: 10 },
@@ -52,10 +52,10 @@ export function Activity() {
     ${RANGES.map((each) => html`<option key=${each.name}>${each.name}</option>`)}
   </select>`;
   return html`<${ChartPanel} title="Activity" unit=${unit} lines=${lines} choice=${choice}>
-    ${ROWS.map(({ token, format, least }, at) => html`<${Chart} key=${token} data=${drawn[at]} span=${span} marks=${starts}
+    <div class="across">${ROWS.map(({ token, format, least }, at) => html`<${Chart} key=${token} data=${drawn[at]} span=${span} marks=${starts}
       label=${`${name}, ${lines[at].name}: ${lines[at].text}, ${lines[at].about}. Starts of the server: ${starts.length}.`}
       ticks=${ticksOf(range.value)} height=${70} format=${format} steps=${WHOLE} most=${(max) => Math.max(least, 1.15 * max)}
-      series=${[{ token, fill: 25, isStepped: true }]} />`)}
+      series=${[{ token, fill: 25, isStepped: true }]} />`)}</div>
   <//>`;
 }
 

@@ -10,7 +10,7 @@ const SPACE = 17;
 /** Steps of an axis of bytes, and of one of whole numbers. */
 export const BINARY = Array.from({ length: 50 }, (_each, power) => 2 ** power);
 export const WHOLE = Array.from({ length: 9 }, (_each, power) => [1, 2, 5].map((step) => step * 10 ** power)).flat();
-const MINUTES = [-10, -8, -6, -4, -2, 0].map((minute) => [60 * minute, minute === 0 ? "now" : `${minute} min`]);
+const MINUTES = [-10, -5, 0].map((minute) => [60 * minute, minute === 0 ? "now" : `${minute} min`]);
 
 /** `data` is a signal of columns: the seconds before now, then a list for each of `series`, `{token, fill, dash,
  * isStepped}`. `format` makes a number of the y axis a text, in one of these `steps`; `most` is a function of the largest

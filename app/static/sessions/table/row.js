@@ -24,7 +24,7 @@ const COLUMNS = [
   { title: "Phase", by: "phase", width: 72, cell: (view) => view.phase },
   { title: "Tokens", by: "tokens", width: 76, onPhone: 64, isNumber: true, cell: (view) => number(view.tokens) },
   ...TIERS.map((by) => ({ title: tierName[by], by, width: 76, isNumber: true, cell: (view) => size(bytesIn(view, by)) })),
-  { title: "Last resume", about: "what the last turn's first token waited for: queue, restore, prefill", by: "resume", width: 169, isNumber: true, cell: (view) => html`<${Resume} ...${view.usage.resume_ms} />` },
+  { title: "Queue, restore, prefill", about: "what the last turn's first token waited for", by: "resume", width: 176, isNumber: true, cell: (view) => html`<${Resume} ...${view.usage.resume_ms} />` },
   { title: "Created", by: "created", width: 98, isNumber: true, cell: (view) => `${coarse(now.value - view.created_at)} ago` },
   { title: "Returns", about: "when the client has said that it comes back", by: "returns", width: 92, onPhone: 88, isNumber: true, cell: (view) => html`<${Returns} view=${view} />` },
 ];
