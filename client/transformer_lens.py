@@ -54,6 +54,7 @@ NAMES = {
     "resid_post": "blocks.{}.hook_resid_post",
 }
 """TransformerLens's names of the server's points; all others have the server's."""
+WEIGHTS = ("blocks", "unembed", "W_E", "W_U", "b_U", "W_pos", "W_Q", "W_K", "W_V", "W_O", "W_in", "W_out", "ln_final")
 WITHOUT_NAME = ("state", "logits")
 """Points that are in no cache: a state is of no position, and logits are what a run returns."""
 
@@ -67,11 +68,6 @@ class Site(NamedTuple):
 
     info: PointInfo
     layer: int | None
-
-    @property
-    def sent(self) -> str:
-        """Its name for the server."""
-        return self.info.name if self.layer is None else f"{self.info.name}.{self.layer}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +100,21 @@ class HookedDjinn:
         """`server` is its address or a client; `options` are those of `Djinn`."""
         self.client = server if isinstance(server, Djinn) else Djinn(server, **options)
         version, self._sites = self.client.version(), dict[str, Site]()
-        points = {info.name: info for info in self.client.points()}
-        for info in points.values():
+        infos = self.client.points()
+        points = {info.name: info for info in infos}
+        for info in infos:  # some points are there once for each width
             if info.name not in WITHOUT_NAME:
                 for layer in info.layers or [None]:
                     name = NAMES.get(info.name, info.name if info.layers is None else f"blocks.{{}}.{info.name}")
                     self._sites[name.format(layer)] = Site(info, layer)
         q = points.get("q", points["resid_post"])
-        heads = q.heads or 1
+        heads, kv_heads = q.heads or 1, points.get("k", q).heads
         self.cfg = HookedTransformerConfig(
             n_layers=version.num_layers,
             d_model=version.hidden_size,
             n_ctx=version.max_model_len,
             n_heads=heads,
+            n_key_value_heads=None if kv_heads == heads else kv_heads,
             d_head=q.width // heads,
             d_vocab=version.vocab_size,
             d_mlp=points["mlp_post"].width if "mlp_post" in points else None,
@@ -140,14 +138,33 @@ class HookedDjinn:
             raise ValueError(f"texts of {sorted({len(row) for row in rows})} tokens: a batch here has no padding")
         return torch.tensor(rows)
 
-    def to_string(self, tokens: Tensor | Sequence[int] | int) -> str:
-        """The text of tokens."""
-        return self.client.detokenize(torch.as_tensor(tokens).reshape(-1).tolist())
+    def to_string(self, tokens: Tensor | Sequence[int] | int) -> Any:
+        """The text of tokens; of a batch `[batch, position]` the text of each of its prompts."""
+        found = torch.as_tensor(tokens)
+        if found.dim() == 2:
+            return [self.to_string(row) for row in found]
+        return self.client.detokenize(found.reshape(-1).tolist())
 
-    def to_str_tokens(self, text: Input, prepend_bos: bool = True) -> list[str]:
-        """The text of each token of one prompt."""
+    def to_str_tokens(self, text: Input, prepend_bos: bool = True) -> Any:
+        """The text of each token of one prompt; of several texts a list for each."""
+        if not isinstance(text, str) and isinstance(text, Sequence) and isinstance(text[0], str):
+            return [self.to_str_tokens(str(each), prepend_bos) for each in text]
         [row] = self._rows(text, prepend_bos)
         return [self.to_string(token) for token in row]
+
+    def to_single_str_token(self, token: int) -> str:
+        """The text of a token."""
+        return self.client.detokenize([token])
+
+    def get_token_position(
+        self, single_token: str | int, input: Input, mode: str = "first", prepend_bos: bool = True
+    ) -> int:
+        """The `first` or the `last` position of a token in one prompt. Raises ValueError if it is not there."""
+        token = self.to_single_token(single_token) if isinstance(single_token, str) else single_token
+        [row] = self._rows(input, prepend_bos)
+        if mode not in ("first", "last") or token not in row:
+            raise ValueError(f"mode is first or last, and the token in the prompt: {mode!r}, {single_token!r}")
+        return row.index(token) if mode == "first" else len(row) - 1 - row[::-1].index(token)
 
     def to_single_token(self, text: str) -> int:
         """The token that a text is. Raises ValueError if it is several."""
@@ -168,11 +185,13 @@ class HookedDjinn:
         return_type: str | None = "logits",
         remove_batch_dim: bool = False,
         prepend_bos: bool = True,
+        loss_per_token: bool = False,
         **options: Any,
     ) -> tuple[Any, ActivationCache]:
         """What the prompts give, and what they have at the places that `names_filter` chooses (None: at all).
 
-        Without hooks that is one request. With hooks the prompts run as in `run_with_hooks`, and are captured.
+        Without hooks that is one request, where all layers have the same points. With hooks the prompts run as in
+        `run_with_hooks`, and are captured.
         """
         _refuse(options)
         rows, names = self._rows(input, prepend_bos), self._chosen(names_filter)
@@ -181,7 +200,8 @@ class HookedDjinn:
         else:
             logits, found = self._read(rows, names, return_type is not None)
         cache = ActivationCache(found, self)
-        return _returned(logits, rows, return_type), cache.remove_batch_dim() if remove_batch_dim else cache
+        returned = _returned(logits, rows, return_type, loss_per_token)
+        return returned, cache.remove_batch_dim() if remove_batch_dim else cache
 
     def run_with_hooks(
         self,
@@ -190,15 +210,18 @@ class HookedDjinn:
         fwd_hooks: Sequence[tuple[NamesFilter, Hook | Edits]] = (),
         return_type: str | None = "logits",
         prepend_bos: bool = True,
+        loss_per_token: bool = False,
         **options: Any,
     ) -> Any:
         """What the prompts give where these hooks change them; see this module."""
         _refuse(options)
         rows = self._rows(input, prepend_bos)
         with self.hooks(fwd_hooks):
-            if not self._hooks:
-                return _returned(self._read(rows, [], return_type is not None)[0], rows, return_type)
-            return _returned(self._run(rows, self._hooks, [], return_type is not None)[0], rows, return_type)
+            if self._hooks:
+                logits, _ = self._run(rows, self._hooks, [], return_type is not None)
+            else:
+                logits, _ = self._read(rows, [], return_type is not None)
+        return _returned(logits, rows, return_type, loss_per_token)
 
     @contextmanager
     def hooks(self, fwd_hooks: Sequence[tuple[NamesFilter, Hook | Edits]] = ()) -> Iterator[HookedDjinn]:
@@ -215,9 +238,23 @@ class HookedDjinn:
         """Have a hook from now on, until `reset_hooks`."""
         self._hooks += [(each, hook) for each in self._chosen(name)]
 
-    def reset_hooks(self) -> None:
-        """Have none."""
+    def reset_hooks(self, **_options: Any) -> None:
+        """Have none, of whatever kind."""
         self._hooks.clear()
+
+    def eval(self) -> HookedDjinn:
+        """The model as it is: a server's does not train."""
+        return self
+
+    def to(self, *_place: Any) -> HookedDjinn:
+        """The model where it is; what comes from it is on the CPU."""
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        """Tell those who look for weights that there are none."""
+        instead = "direct logit attribution is session.attribution" if name in WEIGHTS else "see its documentation"
+        kept = "weights stay on the server" if name in WEIGHTS else "it is not here"
+        raise AttributeError(f"HookedDjinn has no {name}: {kept}; {instead}")
 
     def _chosen(self, names: NamesFilter) -> list[str]:
         if names is None:
@@ -240,19 +277,22 @@ class HookedDjinn:
     def _read(
         self, rows: list[list[int]], names: Sequence[str], wants_logits: bool
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """One request for all prompts."""
+        """A request for all points that are wanted of the same layers: mostly that is one for all."""
         sent = {name: self._sites[name] for name in names}
-        points = [site.sent for site in sent.values()] + ["logits"] * wants_logits
-        if not points:
-            return None, {}
-        read = self.client.activations(rows, points=points)
-
-        def of(point: str, layer: int | None) -> Tensor:
-            place = 0 if layer is None else read.layers[point].index(layer)
-            return torch.from_numpy(np.stack([read.tensors[f"{index}.{point}"][place] for index in range(len(rows))]))
-
-        found = {name: _shaped(of(site.info.name, site.layer), site.info.name) for name, site in sent.items()}
-        return of("logits", None) if wants_logits else None, found
+        layers = {("logits", 0): list[int]()} if wants_logits else {}
+        for site in sent.values():
+            layers.setdefault((site.info.name, site.info.width), []).extend([] if site.layer is None else [site.layer])
+        alike = dict[tuple[int, ...], list[str]]()
+        for (point, _), some in layers.items():
+            alike.setdefault(tuple(sorted(some)), []).append(point)
+        read = dict[tuple[str, int | None], Tensor]()
+        for some, points in alike.items():
+            found = self.client.activations(rows, points=points, layers=some or None)
+            for point in points:
+                stacked = torch.from_numpy(np.stack([found.tensors[f"{index}.{point}"] for index in range(len(rows))]))
+                read |= {(point, layer): stacked[:, place] for place, layer in enumerate(some or (None,))}
+        cached = {name: _shaped(read[_key(site)], site.info.name) for name, site in sent.items()}
+        return read.get(("logits", None)), cached
 
     def _run(
         self, rows: list[list[int]], hooks: Sequence[tuple[str, Hook | Edits]], names: Sequence[str], wants_logits: bool
@@ -365,7 +405,9 @@ def _refuse(options: Mapping[str, Any]) -> None:
             raise InvalidRequest(f"{name}={value!r} does nothing against a server")
 
 
-def _returned(logits: Tensor | None, rows: Sequence[Sequence[int]], return_type: str | None) -> Any:
+def _returned(
+    logits: Tensor | None, rows: Sequence[Sequence[int]], return_type: str | None, loss_per_token: bool
+) -> Any:
     if return_type is None or logits is None:
         return None
     if return_type == "logits":
@@ -373,5 +415,6 @@ def _returned(logits: Tensor | None, rows: Sequence[Sequence[int]], return_type:
     if return_type not in ("loss", "both"):
         raise InvalidRequest(f"return_type must be logits, loss, both or None, not {return_type!r}")
     wanted = torch.tensor(rows)[:, 1:]
-    loss = torch.nn.functional.cross_entropy(logits[:, :-1].float().flatten(0, 1), wanted.flatten())
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].float().flatten(0, 1), wanted.flatten(), reduction="none")
+    loss = loss.view(wanted.shape) if loss_per_token else loss.mean()
     return (logits, loss) if return_type == "both" else loss

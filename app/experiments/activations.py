@@ -119,7 +119,8 @@ Reduce = Literal["none", "mean", "last"]
 
 
 _TEXTS = TypeAdapter(list[str] | list[list[TokenId]]).json_schema()
-PromptsField = Annotated[LongList[PromptField], WithJsonSchema({"oneOf": _TEXTS["anyOf"]})]
+_MANY = {"minItems": 1, "maxItems": MAX_ASKED}
+PromptsField = Annotated[LongList[PromptField], WithJsonSchema({"oneOf": [each | _MANY for each in _TEXTS["anyOf"]]})]
 """Generators of clients know no lists of unions: they are told of texts, or of token ids."""
 
 

@@ -133,7 +133,10 @@ def test_an_edit_in_data_is_the_hook_and_a_pattern_is_only_looked_at(ours: Hooke
     with pytest.raises(InvalidRequest, match="stop_at_layer"):
         ours.run_with_cache(TOKENS, stop_at_layer=1)
     assert ours.to_tokens("a cat").tolist() == [list(ours.client.tokenize("a cat"))]
-    assert ours.to_str_tokens(torch.tensor([97, 98])) == ["a", "b"]
+    assert ours.to_str_tokens(torch.tensor([97, 98])) == ours.to_string(torch.tensor([[97], [98]])) == ["a", "b"]
+    assert ours.get_token_position("b", torch.tensor([98, 97, 98]), mode="last") == 2
+    with pytest.raises(AttributeError, match="weights stay"):
+        ours.W_U  # noqa: B018
 
 
 def test_the_notebooks_heads_are_those_that_transformer_lens_finds(ours: HookedDjinn, theirs: Any) -> None:
@@ -156,3 +159,11 @@ def test_the_notebooks_heads_are_those_that_transformer_lens_finds(ours: HookedD
     ids = clean[0].tolist(), corrupted[0].tolist()
     [table] = ours.client.patching(*ids, answer=30, wrong=41, points=["z"], by="head").tables
     torch.testing.assert_close(torch.tensor(table.values), movers[0], atol=1e-4, rtol=1e-4)
+    with ours.client.sessions.create() as session, torch.no_grad():
+        for point in ("resid_post", "z"):
+            session.capture_at(layers=range(LAYERS), point=point)
+        session.generate(token_ids=ids[0], max_tokens=0)
+        found = [unit.value for place in session.attribution((30, 41)).units for unit in place.units]
+        _, cache = theirs.run_with_cache(clean)
+        wanted = cache.logit_attrs(cache.stack_head_results(pos_slice=-1), 30, 41, pos_slice=-1)
+    torch.testing.assert_close(torch.tensor(found), wanted[:, 0], atol=1e-4, rtol=1e-4)

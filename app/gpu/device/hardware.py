@@ -10,7 +10,7 @@ import math
 import mmap
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 
 import torch
@@ -140,30 +140,32 @@ class LargeMemory:
     def __init__(self, kept_bytes: int) -> None:
         """At most so many are kept for others."""
         self._kept_bytes = kept_bytes
-        self._free = list[mmap.mmap]()
+        self._free = list[tuple[mmap.mmap, Hashable]]()
 
-    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor with any content."""
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype, filled: Hashable) -> tuple[Tensor, bool]:
+        """A tensor with any content, and whether that is 0 outside of what is about to be `filled`: so it is if the
+        memory is new, or was last taken to fill the same.
+        """
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < LARGE_BYTES // 4:
-            return torch.empty(shape, dtype=dtype)
-        memory = self._take(-(-nbytes // LARGE_BYTES) * LARGE_BYTES)
+            return torch.empty(shape, dtype=dtype), False
+        memory, is_blank = self._take(-(-nbytes // LARGE_BYTES) * LARGE_BYTES, filled)
         owner = (ctypes.c_uint8 * len(memory)).from_buffer(memory)
-        weakref.finalize(owner, self._give_back, memory).atexit = False
-        return torch.frombuffer(owner, dtype=dtype, count=math.prod(shape)).view(shape)
+        weakref.finalize(owner, self._give_back, memory, filled).atexit = False
+        return torch.frombuffer(owner, dtype=dtype, count=math.prod(shape)).view(shape), is_blank
 
-    def _take(self, nbytes: int) -> mmap.mmap:
-        for memory in tuple(self._free):
-            if len(memory) == nbytes:
-                with suppress(ValueError):  # it has just gone
-                    self._free.remove(memory)
-                    return memory
-        return _new_pages(nbytes)
+    def _take(self, nbytes: int, filled: Hashable) -> tuple[mmap.mmap, bool]:
+        fitting = [each for each in tuple(self._free) if len(each[0]) == nbytes]
+        for each in sorted(fitting, key=lambda each: each[1] != filled):
+            with suppress(ValueError):  # it has just gone
+                self._free.remove(each)
+                return each[0], each[1] == filled
+        return _new_pages(nbytes), True
 
-    def _give_back(self, memory: mmap.mmap) -> None:
+    def _give_back(self, memory: mmap.mmap, filled: Hashable) -> None:
         """On any thread."""
-        self._free.append(memory)
-        while sum(map(len, tuple(self._free))) > self._kept_bytes:
+        self._free.append((memory, filled))
+        while sum(len(each) for each, _ in tuple(self._free)) > self._kept_bytes:
             with suppress(IndexError):
                 self._free.pop(0)
 

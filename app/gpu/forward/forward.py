@@ -243,11 +243,11 @@ class Runner:
         if point is Point.MLP_POST:  # each by itself is a product with the whole matrix: those that hardly fire are not
             numbers = stands.float().abs().topk(min(MOST_NEURONS, len(stands))).indices
         added, found = [(self._adapters[adapter], slice(None))] if adapter else [], list[Tensor]()
-        nothing = self.stack.written(layer, point, torch.zeros_like(stands)[None], added)
+        nothing = self.stack.written(layer, point, torch.zeros_like(stands)[None], stands, added)
         if nothing is None:
             raise FieldOutOfRange(
-                f"{point} of layer {layer} cannot be told apart here: its layer norms or gates what it writes, or runs "
-                "on Transformers' modules: delete these captures",
+                f"{point} of layer {layer} cannot be told apart here: its layer gates what it writes, or runs on "
+                "Transformers' modules: delete these captures",
                 param="positions",
             )
         for some in numbers.split(256):
@@ -257,9 +257,9 @@ class Runner:
             else:
                 alone[torch.arange(len(some)), some] = stands.view(count, -1)[some]
                 alone = alone.flatten(1)
-            written = self.stack.written(layer, point, alone, added)
+            written = self.stack.written(layer, point, alone, stands, added)
             assert written is not None
-            found.append((written.float() - nothing.float()) @ toward)
+            found.append((written - nothing) @ toward)
         values = torch.cat(found)
         if point is Point.MLP_POST:
             best = values.abs().topk(min(neurons, len(values))).indices
@@ -690,11 +690,13 @@ class Forward:
             at_norm, at_logits = (row.path.at(boundary, point) for point in (Point.FINAL_NORM, Point.LOGITS))
             if not at_norm and not at_logits:
                 continue
-            normed = self._stack.normed(self._hidden_of(place, place + 1))
-            self._actions.act(row, boundary, normed, Point.FINAL_NORM)
+            hidden, normed = self._hidden_of(place, place + 1), None
+            if at_norm:
+                normed = self._stack.normed(hidden)
+                self._actions.act(row, boundary, normed, Point.FINAL_NORM)
             changed = row.outputs > 0 and any(isinstance(step, Intervention) for step in (*at_norm, *at_logits))
             if at_logits or changed:
-                own = self._stack.unembed(normed)
+                own = self._stack.head(hidden) if normed is None else self._stack.unembed(normed)
                 self._actions.act(row, boundary, own, Point.LOGITS)
                 if changed:
                     logits[end - row.outputs : end] = own[-row.outputs :]

@@ -74,10 +74,13 @@ class LayerStack(Protocol):
         """
         ...
 
-    def written(self, index: int, point: Point, x: Tensor, adapters: Sequence[tuple[Any, Any]]) -> Tensor | None:
-        """What layer `index` adds to the residual stream for `x` `[rows, width]` at a point before its output
-        projection, `z` or `mlp_post`: `[rows, hidden_size]`, with the projection's bias. `adapters` are those of
-        `Batch`. None: it is not a linear function of that alone, as where it is normed, or not known.
+    def written(
+        self, index: int, point: Point, parts: Tensor, whole: Tensor, adapters: Sequence[tuple[Any, Any]]
+    ) -> Tensor | None:
+        """What layer `index` adds to the residual stream for each of `parts` `[rows, width]` of what stands at a point
+        before its output projection, `z` or `mlp_post`: `[rows, hidden_size]`, each with the projection's bias. Where a
+        norm follows, its scale is that for the `whole` `[width]`. `adapters` are those of `Batch`. None: it is not a
+        linear function of that, as where it is gated, or not known.
         """
         ...
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -113,6 +113,16 @@ class Family:
     """The bound of logits, as of scores in `AttentionSpec.softcap`; None: none."""
 
 
+class Writer(NamedTuple):
+    """An output projection, all of whose result goes to the residual stream."""
+
+    linear: Linear
+    scale: float
+    """What its result is multiplied by."""
+    norm: tuple[Weight, float] | None = None
+    """The root-mean-square norm of its result, if there is one: what that multiplies by, and its epsilon."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """Takes from a checkpoint what one bundle is made of: of each matrix the share of a shard."""
@@ -131,10 +141,8 @@ class Parts:
     """Where in the bytes of a row's state those of the layer begin."""
     state_fits: list[Callable[[int], bool]] = field(default_factory=list)
     """`FoldState.fits` of a layer that folds."""
-    writers: dict[Point, tuple[Linear, float]] = field(default_factory=dict)
-    """The output projections that write to the residual stream as they are, by the point before each, and what their
-    results are multiplied by.
-    """
+    writers: dict[Point, Writer] = field(default_factory=dict)
+    """Those of the layer, by the point before each."""
 
     def hold(self, name: str, *shape: int) -> Weight:
         """The tensor `name`, whole."""
@@ -204,7 +212,7 @@ class OwnStack:
         self.max_model_len = max_model_len
         self._weights, self._shard, self.sites = weights, shard, Sites()
         tables = None if family.tables is None else family.tables(config, max_model_len, weights)
-        self._layers, self._writers = list[Layer](), list[Mapping[Point, tuple[Linear, float]]]()
+        self._layers, self._writers = list[Layer](), list[Mapping[Point, Writer]]()
         for index in range(self.num_layers):
             with weights.bundle() as bundle:
                 first = state_bytes(states[:index])
@@ -293,12 +301,18 @@ class OwnStack:
             first += chunk.out_features
         raise IndexError(token_id)
 
-    def written(self, index: int, point: Point, x: Tensor, adapters: Sequence[tuple[Any, Any]]) -> Tensor | None:
+    def written(
+        self, index: int, point: Point, parts: Tensor, whole: Tensor, adapters: Sequence[tuple[Any, Any]]
+    ) -> Tensor | None:
         if point not in self._writers[index]:
             return None
-        (linear, scale), self.sites.rows = self._writers[index][point], adapters
+        (linear, scale, norm), self.sites.rows = self._writers[index][point], adapters
         with self._weights.using(index):
-            return linear(x) * scale
+            made = linear(torch.cat((parts, whole[None]))).float()
+            if norm is not None:
+                weight, eps = norm
+                made *= weight.tensor.float() * torch.rsqrt(made[-1].square().mean() + eps)
+            return made[:-1] * scale
 
 
 def points_of(family: Family, config: PretrainedConfig) -> Points:

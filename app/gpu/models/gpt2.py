@@ -11,7 +11,16 @@ from torch import Tensor
 from app.domain.points import Point, PointShape
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, tapped
 from app.gpu.models.elementwise import add_, gelu_, layer_norm
-from app.gpu.models.family import Elementwise, Family, Layer, Parts, activation_of, attention_points, head_dim_of
+from app.gpu.models.family import (
+    Elementwise,
+    Family,
+    Layer,
+    Parts,
+    Writer,
+    activation_of,
+    attention_points,
+    head_dim_of,
+)
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -38,7 +47,7 @@ def _layer(attention: Attention, _tables: None, index: int, parts: Parts) -> Lay
     up = parts.cut({f"{name}.mlp.c_fc": [inner]}, hidden_size, bias=True)
     down = parts.summed(f"{name}.mlp.c_proj", hidden_size, inner, bias=True)
 
-    parts.writers.update({Point.Z: (output, 1.0), Point.MLP_POST: (down, 1.0)})
+    parts.writers.update({Point.Z: Writer(output, 1.0), Point.MLP_POST: Writer(down, 1.0)})
 
     def layer(hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
         tap = batch.taps or _untapped

@@ -12,7 +12,7 @@ from app.domain.points import Point, PointShape
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch
 from app.gpu.kernels.linear.base import Linear, dense_of, split, stack
 from app.gpu.models.elementwise import rms_norm, rotate
-from app.gpu.models.family import Parts
+from app.gpu.models.family import Parts, Writer
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -60,7 +60,7 @@ class LatentAttention:
         self._absorb = parts.bundle.linear(absorbed.transpose(1, 2).reshape(-1, self._plain), None, heads)
         self._raise = parts.bundle.linear(stack(each[1::2]), None, heads)
         self._output = parts.summed(f"{module}.o_proj", hidden, heads * self._values, bias=bias)
-        parts.writers[Point.Z] = self._output, 1.0
+        parts.writers[Point.Z] = Writer(self._output, 1.0)
 
     @staticmethod
     def kv_width(config: PretrainedConfig) -> int:

@@ -21,6 +21,7 @@ from app.gpu.models.family import (
     Folding,
     Layer,
     Parts,
+    Writer,
     attention_points,
     head_dim_of,
     kv_heads_of,
@@ -119,7 +120,7 @@ class SelfAttention:
         self._output = parts.summed(f"{module}.{variant.output}", hidden, sizes["q"], bias=output_bias)
         if not variant.gated:
             multiplier = read(config, "residual_multiplier", 1.0) * read(config, "attention_out_multiplier", 1.0)
-            parts.writers[Point.Z] = self._output, multiplier
+            parts.writers[Point.Z] = Writer(self._output, multiplier)
         self._qk_norm = None
         if variant.qk_norm or read(config, "use_qk_norm", False):
             self._qk_norm = parts.bundle.hold(self._take_qk_norm(module, parts))
@@ -177,8 +178,8 @@ class LlamaLayer:
         self._mix, self._folding = _mixer(attention, tables, index, parts, name)
         self._feed_forward = _feed_forward(parts, name, index)
         for point, norm in ((Point.Z, self._after), (Point.MLP_POST, self._after_mlp)):
-            if norm is not None:  # what is written depends on all that the norm takes
-                parts.writers.pop(point, None)
+            if norm is not None and point in parts.writers:
+                parts.writers[point] = parts.writers[point]._replace(norm=(norm, self._eps))
 
     def __call__(self, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
         taps = batch.taps
@@ -284,7 +285,7 @@ def _feed_forward(parts: Parts, name: str, index: int) -> FeedForward:
     bias = read(config, "mlp_bias", False) or read(config, "use_bias", False)
     names, (opened, added) = (f"{name}.{variant.mlp}", variant.projections), read(config, "mlp_multipliers", (1.0, 1.0))
     made, down = mlp(parts, *names, variant.width(config), activation, bias=bias, scales=(opened, added))
-    parts.writers[Point.MLP_POST] = down, added * read(config, "residual_multiplier", 1.0)
+    parts.writers[Point.MLP_POST] = Writer(down, added * read(config, "residual_multiplier", 1.0))
     return made
 
 

@@ -459,7 +459,9 @@ class TransformersStack:
         zero = self.unembed(torch.zeros_like(each[:1]))[0, token_id]
         return torch.cat([self.unembed(rows)[:, token_id] for rows in each.split(64)]) - zero
 
-    def written(self, index: int, point: Point, x: Tensor, adapters: Sequence[tuple[Any, Any]]) -> Tensor | None:
+    def written(
+        self, index: int, point: Point, parts: Tensor, whole: Tensor, adapters: Sequence[tuple[Any, Any]]
+    ) -> Tensor | None:
         return None
 
     def _after_layers(self, model: Any, hidden: Tensor) -> Any:

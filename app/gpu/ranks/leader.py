@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from app.domain.errors import DjinnError, EngineError, FieldOutOfRange
-from app.domain.points import HEAD, Point, Points
+from app.domain.points import Point, Points
 from app.gpu.device.streams import DeviceStreams, Event
 from app.gpu.forward.graphs import RunLayers
 from app.gpu.kernels.attention.base import Batch
@@ -280,13 +280,15 @@ class LeadingStack:
         self.states = stack.states
         self.dtype, self.device, self.parameter_bytes = stack.dtype, stack.device, stack.parameter_bytes
         self.embed, self.layer, self.normed, self.unembed = stack.embed, stack.layer, stack.normed, stack.unembed
-        self.points: Points = {point: shapes for point, shapes in stack.points.items() if point not in HEAD}
+        self.points: Points = {point: shapes for point, shapes in stack.points.items() if point is not Point.FINAL_NORM}
         """A head is one order to all ranks, with nothing between norm and projection."""
 
     def toward(self, token_id: int) -> Tensor:
         raise FieldOutOfRange("tokens: logits are attributed by servers without tensor_parallel", param="tokens")
 
-    def written(self, index: int, point: Point, x: Tensor, adapters: Sequence[tuple[Any, Any]]) -> Tensor | None:
+    def written(
+        self, index: int, point: Point, parts: Tensor, whole: Tensor, adapters: Sequence[tuple[Any, Any]]
+    ) -> Tensor | None:
         return None
 
     def head(self, hidden: Tensor) -> Tensor:

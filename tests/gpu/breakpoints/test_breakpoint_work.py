@@ -3,15 +3,13 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from app.domain.breakpoints import MAX_WORK, STEP_WORK, Action, Edit, EditOp, Intervention, When
+from app.domain.breakpoints import MAX_WORK, STEP_WORK, Intervention, When
 from app.gpu.planning.queue import StepPlan
 from app.gpu.state.paths import Record, work_of
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
-from tests.gpu.breakpoints.breaking_models import TinyModel, prompt, vector
-from tests.gpu.breakpoints.breaking_oracle import change_of, data_of, greedy
+from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
+from tests.gpu.breakpoints.breaking_oracle import greedy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -70,25 +68,3 @@ def test_a_prompt_that_wants_more_than_a_step_comes_in_shorter_parts(tiny_llama:
     assert parts[0] == (0, min(len(LONG), STEP_WORK // MAX_WORK * every))
     assert [first for first, _ in parts[1:]] == [end for _, end in parts[:-1]]
     assert turn.tokens == greedy(tiny_llama.oracle, LONG, 3)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    every=st.integers(1, 9),
-    layer=st.sampled_from(LAYERS),
-    op=st.sampled_from(EditOp),
-    length=st.integers(2, 60),
-    part=st.sampled_from([7, 16, 64]),
-)
-def test_an_edit_at_every_so_many_positions_is_what_transformers_makes_one_by_one(
-    tiny_llama: TinyModel, every: int, layer: int, op: EditOp, length: int, part: int
-) -> None:
-    needs = op not in (EditOp.SCALE, EditOp.ABLATE)
-    edit = Edit(op, 0.7, data_of(vector(31, 48)) if needs else None)
-    driver = BreakDriver(tiny_llama.engine(max_step_tokens=part))
-    session = driver.open_armed(layer, action=Action.EDIT, edits=(edit,), when=When(every=every))
-    turn = driver.turn(session, LONG[:length], 5)
-    change = change_of(layer, edit, lambda at, _: at % every == 0)
-    assert turn.tokens == greedy(tiny_llama.oracle, LONG[:length], 5, [change])
-    if length >= every:
-        assert sum(map(operations, driver.plans)) > 0

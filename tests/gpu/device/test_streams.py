@@ -381,13 +381,16 @@ def test_the_peak_is_what_was_held_beyond_what_is_held() -> None:
 
 def test_large_memory_goes_to_others_when_nothing_refers_to_it_and_no_more_of_it_is_kept() -> None:
     memory, shape = LargeMemory(2 * LARGE_BYTES), (LARGE_BYTES - 100,)
-    held = [memory.take(shape, torch.uint8).fill_(number) for number in range(3)]
+    held = [memory.take(shape, torch.uint8, "a")[0].fill_(number) for number in range(3)]
     part, address = held[1][7:9], held[1].data_ptr()
     del held[1]
-    held.append(memory.take(shape, torch.uint8))
+    held.append(memory.take(shape, torch.uint8, "a")[0])
     assert held[-1].data_ptr() != address
     assert part.tolist() == [1, 1]
     del part
-    assert memory.take(shape, torch.uint8).data_ptr() == address
+    for filled, is_blank in (("a", True), ("b", False), ("b", True)):
+        again, found = memory.take(shape, torch.uint8, filled)
+        assert (again.data_ptr(), found) == (address, is_blank)
+        del again
     held.clear()
-    assert sum(map(len, memory._free)) == 2 * LARGE_BYTES
+    assert sum(len(each) for each, _ in memory._free) == 2 * LARGE_BYTES

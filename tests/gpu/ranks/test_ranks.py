@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from app.domain.errors import FieldOutOfRange
-from app.domain.points import BETWEEN
+from app.domain.points import BETWEEN, Point
 from app.domain.values import KVPolicy, Phase, SamplingParams, SessionId
 from app.gpu.kernels.attention.base import make_batch
 from app.gpu.ranks.follower import Run
@@ -125,7 +125,7 @@ def test_files_do_not_depend_on_the_number_of_ranks(two: BreakDriver, tiny_llama
 
 def test_memory_is_that_of_all_ranks(two: BreakDriver, tiny_llama: TinyModel) -> None:
     one = tiny_llama.engine(**TIERS)
-    assert set(two.engine.info.points) == BETWEEN  # each rank has a part of a layer
+    assert set(two.engine.info.points) == {*BETWEEN, Point.LOGITS}  # each rank has a part of a layer
     assert replace(two.engine.info, points=one.info.points) == one.info
     session = two.open()
     two.finish(two.submit(session, prompt(3, 2 * BLOCK), 1))

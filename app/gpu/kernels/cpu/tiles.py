@@ -11,7 +11,7 @@ What stands for a weight's type is `element`, in Numba's code and here. Numba ha
 loops keeps one sum in many parts, which depend on how it unrolls, and it cannot know that arrays do not overlap.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import reduce
 from typing import Any
 
@@ -401,37 +401,47 @@ def _lines_of(builder: Any, target: Any, count: Any) -> Iterator[tuple[Lanes, An
 
 @instruction(types.float32(types.int64, types.int64, types.float32))
 def highest(builder: Any, scores: Any, count: Any, least: Any) -> Any:
-    """`highest(scores, count, least)`: of whole vectors of scores at that address, or `least`."""
+    """`highest(scores, count, least)`: of whole panels of scores at that address, or `least`."""
+    code = Lanes(builder, LANES)
     with builder.goto_entry_block():
-        found = builder.alloca(Lanes(builder, LANES).floats)
-    builder.store(Lanes(builder, LANES).spread(least), found)
-    with cgutils.for_range_slice(builder, INT64(0), count, INT64(LANES)) as (index, _):
-        code = Lanes(builder, LANES)
-        builder.store(code.maximum(builder.load(found), code.load(scores, FLOAT, index)), found)
-    return reduce(Lanes(builder).maximum, _lanes_of(builder, found))
+        found = [builder.alloca(code.floats) for _ in range(PANEL // LANES)]
+    for each in found:
+        builder.store(code.spread(least), each)
+    with cgutils.for_range_slice(builder, INT64(0), count, INT64(PANEL)) as (index, _):
+        for place, each in enumerate(found):  # each waits for itself alone
+            score = code.load(scores, FLOAT, index, place * LANES)
+            builder.store(code.maximum(builder.load(each), score), each)
+    return _folded(code, [builder.load(each) for each in found], code.maximum)
 
 
 @instruction(types.float32(types.int64, types.int64, types.float32))
 def weigh(builder: Any, scores: Any, count: Any, peak: Any) -> Any:
-    """`weigh(scores, count, peak)`: whole vectors of scores at that address become weights, relative to the highest.
+    """`weigh(scores, count, peak)`: whole panels of scores at that address become weights, relative to the highest.
     Returns their sum. None is less than that of `LEAST_EXPONENT`.
     """
+    code = Lanes(builder, LANES)
     with builder.goto_entry_block():
-        total = builder.alloca(Lanes(builder, LANES).floats)
-    builder.store(Lanes(builder, LANES).constant(Lanes(builder, LANES).floats, 0.0), total)
-    with cgutils.for_range_slice(builder, INT64(0), count, INT64(LANES)) as (index, _):
-        code = Lanes(builder, LANES)
-        power = builder.fsub(code.load(scores, FLOAT, index), code.spread(peak))
-        weight = code.exp2(code.maximum(power, code.constant(code.floats, float(LEAST_EXPONENT))))
-        code.store(weight, scores, FLOAT, index)
-        builder.store(builder.fadd(builder.load(total), weight), total)
-    return reduce(builder.fadd, _lanes_of(builder, total))
+        totals = [builder.alloca(code.floats) for _ in range(PANEL // LANES)]
+    for total in totals:
+        builder.store(code.constant(code.floats, 0.0), total)
+    with cgutils.for_range_slice(builder, INT64(0), count, INT64(PANEL)) as (index, _):
+        for place, total in enumerate(totals):
+            power = builder.fsub(code.load(scores, FLOAT, index, place * LANES), code.spread(peak))
+            weight = code.exp2(code.maximum(power, code.constant(code.floats, float(LEAST_EXPONENT))))
+            code.store(weight, scores, FLOAT, index, place * LANES)
+            builder.store(builder.fadd(builder.load(total), weight), total)
+    return _folded(code, [builder.load(total) for total in totals], builder.fadd)
 
 
-def _lanes_of(builder: Any, place: Any) -> list[Any]:
-    """The numbers of the vector there."""
-    found = builder.load(place)
-    return [builder.extract_element(found, INT32(lane)) for lane in range(LANES)]
+def _folded(code: Lanes, vectors: list[Any], combine: Callable[[Any, Any], Any]) -> Any:
+    """One number of all that is in the vectors, of which one half is combined with the other until two are left."""
+    builder, lanes, found = code.builder, code.lanes, reduce(combine, vectors)
+    while lanes > 2:
+        lanes //= 2
+        halves = ([*range(begin, begin + lanes)] for begin in (0, lanes))
+        masks = (ir.Constant(ir.VectorType(INT32, lanes), half) for half in halves)
+        found = combine(*(builder.shuffle_vector(found, found, mask) for mask in masks))
+    return combine(*(builder.extract_element(found, INT32(place)) for place in (0, 1)))
 
 
 def make_softmax(keys: int, *, rounded: bool) -> Any:

@@ -155,6 +155,14 @@ def test_a_pattern_is_the_shares_that_values_have_in_attention(pattern: Any, sha
         torch.testing.assert_close(mixed, wanted[row.start : row.start + row.length : 2, heads], rtol=1e-4, atol=1e-4)
 
 
+def test_large_patterns_have_their_zeros_whatever_was_in_their_memory() -> None:
+    kv, table = torch.randn(32, 2, 2, 16, 8), torch.randperm(32, dtype=torch.int32)
+    for first, window in ((256, None), (256, None), (200, 70), (256, 70), (256, None)):
+        positions, spec = range(first, first + 256), AttentionSpec(scale=0.3, window=window)
+        query, given = torch.randn(256, 4, 8), (kv, table, positions, spec, range(4))
+        torch.testing.assert_close(attention_pattern(query, *given), pattern_by_operators(query, *given))
+
+
 @given(any_shape())
 def test_any_batch_on_a_cpu(shape: Shape) -> None:
     assert_agrees("cpu", shape)

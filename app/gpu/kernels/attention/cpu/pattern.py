@@ -1,9 +1,10 @@
 """A kernel of CPUs: the shares that keys have in the attention of some queries, `[queries, heads, keys]`.
 
-That is as much to write as to compute, so each number is written once, past the caches: a core need not
-first read what was there. A work item is a run of queries with one head: scores of all its keys, with the tiles
-that linear layers are made of, in memory that stays in a core's cache, and then the softmax of each query. Threads draw
-items from an atomic counter. What a query gets has the same bits whatever is computed beside it.
+That is as much to write as to compute, so each number is written once, past the caches: a core need not first read
+what was there. Zeros of keys that no query sees are not written where they are there already. A work item is a run of
+queries with one head: scores of all its keys, with the tiles that linear layers are made of, in memory that stays in a
+core's cache, and then the softmax of each query. Threads draw items from an atomic counter. What a query gets has the
+same bits whatever is computed beside it.
 """
 
 from collections.abc import Sequence
@@ -56,17 +57,19 @@ def pattern(
 ) -> Tensor:
     """As `attention_pattern` has it."""
     query, context = dense_heads(query.float()), positions[-1] + 1
-    found = _MEMORY.take((len(positions), len(heads), context), torch.float32)
+    filled = tuple(positions), len(heads), context, spec.window
+    found, is_blank = _MEMORY.take((len(positions), len(heads), context), torch.float32, filled)
     given = common_arguments(query, kv, table, spec, found)
     del given["head_dim"]
     _share(
         **given,
-        places=torch.tensor(positions),
+        places=torch.from_numpy(np.fromiter(positions, np.int64, len(positions))),
         chosen=torch.tensor(heads),
         runs=-(-len(positions) // RUN),
         queries=len(positions),
         count=len(heads),
         context=context,
+        blank=is_blank,
     )
     return found
 
@@ -78,6 +81,7 @@ def _share(
     count: int,
     runs: int,
     context: int,
+    blank: int,
     window: int,
     query: Queries,
     pool: PoolLayer,
@@ -90,7 +94,7 @@ def _share(
     softcap: float,
 ) -> None:
     """Draw runs of queries of the `count` chosen heads until none is left. tables: `[blocks]` int32, the row's. places:
-    `[queries]` int64, rising positions below `context`. output: `[queries, count, context]`.
+    `[queries]` int64, rising positions below `context`. output: `[queries, count, context]`, zeros if it is `blank`.
     """
     head_dim, group = a.head_dim, a.heads // a.kv_heads
     positions: Any = carray(pointer(a.places), queries, np.int64)
@@ -127,7 +131,7 @@ def _share(
             seen = max(0, stop - window)
             total = _weigh(a, scores[index], seen, stop, sink_score(sinks, head))
             to = ((first + index) * count + item // runs) * context
-            _write(scores[index], seen, stop, ONE / total, a.output + to * 4, context)
+            _write(scores[index], seen, stop, ONE / total, a.output + to * 4, context, blank)
 
 
 @inlined
@@ -176,11 +180,12 @@ def _weigh(a: Any, scores: Any, first: int, end: int, sink: Any) -> Any:
 
 
 @inlined
-def _write(weights: Any, first: int, end: int, scale: Any, output: int, context: int) -> None:
-    """Write the shares of all keys to address `output`: 0 for those outside `[first, end)`. Weights are 0 up to whole
-    panels.
+def _write(weights: Any, first: int, end: int, scale: Any, output: int, context: int, blank: int) -> None:
+    """Write the shares of all keys to address `output`: 0 for those outside `[first, end)`, unless it is `blank` there.
+    Weights are 0 up to whole panels.
     """
     begin, stop = first // PANEL * PANEL, min(-(-end // PANEL) * PANEL, context)
-    stream_zeros(output, begin)
+    if blank == 0:
+        stream_zeros(output, begin)
+        stream_zeros(output + stop * 4, context - stop)
     stream_scaled(weights.ctypes.data + begin * 4, scale, output + begin * 4, stop - begin)
-    stream_zeros(output + stop * 4, context - stop)
