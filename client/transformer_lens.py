@@ -286,11 +286,11 @@ class HookedDjinn:
         for (point, _), some in layers.items():
             alike.setdefault(tuple(sorted(some)), []).append(point)
         read = dict[tuple[str, int | None], Tensor]()
-        for some, points in alike.items():
-            found = self.client.activations(rows, points=points, layers=some or None)
+        for alike_layers, points in alike.items():
+            found = self.client.activations(rows, points=points, layers=alike_layers or None)
             for point in points:
                 stacked = torch.from_numpy(np.stack([found.tensors[f"{index}.{point}"] for index in range(len(rows))]))
-                read |= {(point, layer): stacked[:, place] for place, layer in enumerate(some or (None,))}
+                read |= {(point, layer): stacked[:, place] for place, layer in enumerate(alike_layers or (None,))}
         cached = {name: _shaped(read[_key(site)], site.info.name) for name, site in sent.items()}
         return read.get(("logits", None)), cached
 

@@ -110,7 +110,7 @@ def seen(model: Any, index: int, seeing: Mapping[Point, See]) -> Iterator[None]:
 
         handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
-    def added(point: Point, *modules: Any, scales: Sequence[float] = (scale,) * 2) -> None:
+    def added(point: Point, *modules: Any, scales: Sequence[Any] = (scale,) * 2) -> None:
         """Some families multiply what they add, or add what two modules give: the last of them takes what changes."""
         before = list[Tensor]()
 

@@ -3,10 +3,10 @@
 import pytest
 
 from app.domain.activations import CheckpointInfo
-from app.domain.breakpoints import Pass, Until, When
+from app.domain.breakpoints import Pass, When
 from app.domain.values import SamplingParams
 from app.messages import PromptScored
-from tests.gpu.breakpoints.breaking import BreakDriver, Turn
+from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
 from tests.gpu.breakpoints.breaking_oracle import greedy
 
@@ -24,13 +24,6 @@ def driver(tiny_llama: TinyModel) -> BreakDriver:
 @pytest.fixture
 def expected(tiny_llama: TinyModel) -> list[int]:
     return greedy(tiny_llama.oracle, START, COUNT)
-
-
-def paused_turn(driver: BreakDriver, *layers: int, when: When | None = None) -> Turn:
-    session = driver.open_armed(*layers, when=when or When())
-    turn = driver.turn(session, START, COUNT)
-    assert turn.paused
-    return turn
 
 
 def places(pauses: list[CheckpointInfo]) -> list[tuple[int, int, int]]:
@@ -60,14 +53,6 @@ def test_it_pauses_where_all_conditions_hold(
     turn = driver.begin(driver.open_armed(1, when=when), START, COUNT)
     assert [(pause.first, pause.end) for pause in driver.run(turn)] == wanted
     assert turn.tokens == expected
-
-
-def test_until_the_end_passes_breakpoints_in_this_turn_only(driver: BreakDriver, expected: list[int]) -> None:
-    turn = paused_turn(driver, 1)
-    assert places(driver.run(turn, Until(end=True))) == [(1, 0, 10)]
-    assert turn.tokens == expected
-    again = driver.turn(turn.session, [5], 2)
-    assert again.paused
 
 
 def test_scored_prompts_are_scored_all_the_same(driver: BreakDriver) -> None:

@@ -105,7 +105,7 @@ def test_captures_are_what_transformers_has(tiny: TinyModel) -> None:
             [last] = record.positions
             with torch.no_grad():
                 left = tiny.oracle(input_ids=torch.tensor([tokens[: last + 1]]), use_cache=True)
-            kept_there = getattr(left, "past_key_values", getattr(left, "cache_params", None)).layers[record.layer]
+            kept_there = (getattr(left, "past_key_values", None) or left.cache_params).layers[record.layer]
             states = [kept_there.conv_states[0][0, :, 1:].T]  # but the next to fall out
             if (matrices := kept_there.recurrent_states[0]) is not None:
                 is_mamba = not hasattr(tiny.oracle.config, "linear_num_value_heads")

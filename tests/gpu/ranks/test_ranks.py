@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from app.domain.breakpoints import Action
 from app.domain.errors import FieldOutOfRange
 from app.domain.points import BETWEEN, Point
 from app.domain.values import KVPolicy, Phase, SamplingParams, SessionId
@@ -18,6 +19,7 @@ from app.messages import Export, Fork, Import, Token
 from app.settings import Settings
 from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, make_tiny, prompt
+from tests.gpu.breakpoints.breaking_oracle import tensor_of
 from tests.gpu.conversations import CROWD, same
 from tests.gpu.oracle import greedy_tokens
 
@@ -128,7 +130,9 @@ def test_memory_is_that_of_all_ranks(two: BreakDriver, tiny_llama: TinyModel) ->
     assert set(two.engine.info.points) == {*BETWEEN, Point.LOGITS}  # each rank has a part of a layer
     assert replace(two.engine.info, points=one.info.points) == one.info
     session = two.open()
-    two.finish(two.submit(session, prompt(3, 2 * BLOCK), 1))
+    two.arm(session, tiny_llama.num_layers - 1, action=Action.CAPTURE, point=Point.LOGITS)
+    two.finish(turn := two.submit(session, prompt(3, 2 * BLOCK), 1))
+    assert [int(tensor_of(each.tensor)[-1].argmax()) for each in two.captures(session).records] == two.tokens(turn)
     assert two.place(session).device_bytes == 2 * BLOCK * one.info.kv_bytes_per_token
 
 

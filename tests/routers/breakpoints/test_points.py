@@ -122,6 +122,7 @@ def test_a_turn_pauses_inside_a_layer_and_goes_on_as_if_it_had_not(http: httpx.C
     later = resume(http, session, until={"layer": 2, "point": "resid_mid"})["checkpoint"]
     assert (later["point"], later["layer"]) == ("resid_mid", 2)
     assert resume(http, session, until="end")["token_ids"] == generate(http, whole)["token_ids"]
+    assert generate(http, session)["status"] == "paused", "the breakpoint was passed in that turn alone"
     http.delete(whole)
 
 
