@@ -106,6 +106,11 @@ class ToolUse:
         """The tools whose schemas calls need not follow: they tell the model what to write."""
         return tuple(tool for tool in self.callable if not tool.strict) if self.mode is ToolMode.AUTO else ()
 
+    def holds(self, tool: Tool, *, has_form: bool) -> bool:
+        """Whether the grammar of the turn has calls of the tool follow its schema. `has_form`: so has the answer."""
+        follows = (self.holds_arguments or has_form) and (tool.strict or not self.only_strict)
+        return follows or tool.lark is not None
+
     @property
     def is_narrowed(self) -> bool:
         """Whether some calls, or none at all, are what the client does not allow."""

@@ -86,8 +86,7 @@ def call_grammar(
     """
     literal, ids = literals(form.markers, token_id)
     repeats = form.can_repeat and use.parallel
-    held = use.holds_arguments or content_schema is not None
-    tools = [(tool, held and (tool.strict or not use.only_strict)) for tool in use.callable]
+    tools = [(tool, use.holds(tool, has_form=content_schema is not None)) for tool in use.callable]
     rules = list(_call_rules(tools, form, literal))
     more = f"({literal(form.separator)} {literal(form.before)} call){{0,{MAX_CALLS - 1}}}" if repeats else ""
     calls = f"calls: {literal(form.opening)} {literal(form.before)} call {more} {literal(form.closing)}"
@@ -105,11 +104,11 @@ def call_grammar(
 
 
 def _call_rules(tools: Sequence[tuple[Tool, bool]], form: ToolFormat, literal: Literal) -> Iterator[str]:
-    """A `call`, from what names it on. Each tool says whether it is held: if not, only a text that has a form is."""
+    """A `call`, from what names it on. Each tool comes with whether it is held to its schema."""
     yield "call: " + " | ".join(f"call_{index}" for index in range(len(tools)))
     for index, (tool, held) in enumerate(tools):
         head, tail = form.write_head(json.dumps(tool.name)), form.tail + form.after
-        schema = held_schema(tool) if held or tool.lark is not None else ANY_OBJECT
+        schema = held_schema(tool) if held else ANY_OBJECT
         lark = tool.lark if form.pair is None else tool.plain_lark
         text = ANY_TEXT
         if lark is not None:

@@ -185,8 +185,10 @@ class ToolSupport:
         schema = None if content is None else _schema_of(content)
         said = "" if self.thinking is None else self.thinking.answer
         text = call_grammar(use, self._form, self._tokens.added_id, content_schema=schema, answer=said)
-        named = [(f"the parameters of {tool.name!r}", tool, places.get(tool.name, "tools")) for tool in use.callable]
-        parts = tuple((name, _part_of(tool, field)) for name, tool, field in named)
+        tools = [tool for tool in use.callable if use.holds(tool, has_form=content is not None)]
+        fields = [places.get(tool.name, "tools") for tool in tools]
+        named = [f"the parameters of {tool.name!r}" for tool in tools]
+        parts = tuple(zip(named, map(_part_of, tools, fields), strict=True))
         answer = () if content is None else (("the form", _part(schema or {}, content.field)),)
         return Grammar(GrammarKind.LARK, text, "tools", parts + answer)
 

@@ -231,7 +231,7 @@ def test_arguments_are_an_object_whether_the_schema_says_so_or_not(
 
 def test_keywords_that_say_nothing_or_that_no_grammar_holds_are_left_out() -> None:
     record = {"type": "object", "propertyNames": {"type": "string"}, "required": None, "uniqueItems": False}
-    silent = {"properties": {"required": record, "n": {"enum": [None, 1]}}, "required": ["n"]}
+    silent: dict[str, Any] = {"properties": {"required": record, "n": {"enum": [None, 1]}}, "required": ["n"]}
     silent["additionalProperties"] = None
     twice = {"type": "array", "items": {"enum": ["a"], "not": {}}, "uniqueItems": True, "contains": {"const": "a"}}
     foreign = {"properties": {"not": twice}, "required": ["not"], "if": {}, "then": {"not": {}}}
