@@ -180,8 +180,8 @@ class History(Watcher):
     async def run(self) -> None:
         """Write what there is, again and again. Endless."""
         while True:
-            await asyncio.sleep(WRITE_S)
             await self.write()
+            await asyncio.sleep(WRITE_S)
 
     async def write(self) -> None:
         """Write what has been noted. A disk that is full costs the notes, and a warning."""
