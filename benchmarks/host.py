@@ -27,7 +27,7 @@ from torch import Tensor
 
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, Pass, When
 from app.domain.memory_map import MemoryMap
-from app.domain.points import Point, Points
+from app.domain.points import Points
 from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
 from app.engine_process.frames import encode_events
 from app.gpu.device.streams import PASSED, WHOLE, CpuStream, Run, Stream
@@ -145,7 +145,7 @@ class NullStack:
     def toward(self, token_id: int) -> Tensor:
         return torch.ones(self.hidden_size)
 
-    def written(self, index: int, point: Point, x: Tensor, adapters: Sequence[tuple[Any, Any]]) -> Tensor | None:
+    def written(self, *_: Any, **__: Any) -> Tensor | None:
         return None
 
 
