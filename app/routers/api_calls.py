@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -108,6 +109,8 @@ HINTS_IN_HEADERS = {
 MAX_LABEL = 512
 MAX_WORDS = 60
 """Characters of what a user says, as the name of a conversation."""
+TAGGED, MAX_BEFORE = re.compile(r"\A(?:\s*<([\w-]+)>.*?</\1>)+", re.DOTALL), 8
+"""What agents put before a user's words, in tags such as `<system-reminder>`, within so many messages."""
 IN_USER_ID = re.compile(r"""(?:_session_|"session_id": ?")([0-9a-f-]{36})""")
 """Claude Code's session in `metadata.user_id`."""
 
@@ -348,8 +351,9 @@ class ApiCall:
 
         The prompt stays as it is if the context has no room for it with the thoughts of the history.
         """
-        said: Any = next((message["content"] for message in prompt.chat if message["role"] == "user"), "")
-        self._words = " ".join(str(said)[:MAX_LABEL].split())[:MAX_WORDS]
+        said = [str(message["content"]) for message in islice(prompt.chat, MAX_BEFORE) if message["role"] == "user"]
+        first = next(filter(str.strip, (TAGGED.sub("", each) for each in said)), "".join(said[:1]))
+        self._words = " ".join(first[:MAX_LABEL].split())[:MAX_WORDS]
         services, named = self.services, session is not None or self.session_name is not None
         if session is None and self.session_name is not None:
             with suppress(Moved, Moving):  # which `start` raises

@@ -153,7 +153,7 @@ SAID: list[tuple[str, Any, dict[str, str], dict[str, str]]] = [
         {"X-Session-ID": "unheard"},
         {"name": "unheard"},
     ),
-    ("/v1/messages", {"messages": [{"role": "user", "content": 99 * "é"}]}, {}, {"name": 60 * "é"}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "<a-b>c</a-b> " + 99 * "é"}]}, {}, {"name": 60 * "é"}),
 ]
 
 
