@@ -59,8 +59,8 @@ class Submit(OfSession, frozen=True):
     If KV is missing for `apart_tokens` of the prompt or more (0: never mind), the turn may wait for another server to
     compute it: then `Lacking` says so, and the turn goes on after `ReceivePrompt` or `ComputePrompt`.
 
-    The history's first tokens up to each of `prefix_ends` may begin other sessions too: where layers fold, the state is
-    kept there.
+    Other sessions may share the prefixes of the history with the lengths `prefix_ends`. Where layers fold, the engine
+    keeps a state at each.
 
     With `above` it brings no tokens: the end of the history is computed once more, from a layer on. The layers below
     keep the KV that the session has.
@@ -232,7 +232,7 @@ class Disarm(OfSession, frozen=True):
 
 
 class ReadCaptures(OfSession, frozen=True):
-    """Answered by `Done(Callable[[], Captures])`: to send them may take long, so another thread does. `point` and
+    """Answered by `Done(Callable[[], Captures])`: sending them may take long, so another thread does that. `point` and
     `layer` choose some of them; None: any.
     """
 

@@ -243,7 +243,7 @@ def bulk(http: httpx.Client, cpu_s: Callable[[], float], rounds: int, prompts: i
             .json()
         )
         while job["status"] not in ("completed", "failed", "cancelled"):
-            time.sleep(0.2)  # to tell of a job takes the server some ms
+            time.sleep(0.2)  # each poll takes the server some ms
             job = http.get(f"/v1/experiments/activations/{job['id']}").json()
         spent = time.perf_counter() - began
         assert job["prompt_counts"]["completed"] == len(token_ids), job

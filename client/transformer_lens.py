@@ -139,14 +139,14 @@ class HookedDjinn:
         return torch.tensor(rows)
 
     def to_string(self, tokens: Tensor | Sequence[int] | int) -> Any:
-        """The text of tokens; of a batch `[batch, position]` the text of each of its prompts."""
+        """The text of tokens; for a batch `[batch, position]` a list with the text of each prompt."""
         found = torch.as_tensor(tokens)
         if found.dim() == 2:
             return [self.to_string(row) for row in found]
         return self.client.detokenize(found.reshape(-1).tolist())
 
     def to_str_tokens(self, text: Input, prepend_bos: bool = True) -> Any:
-        """The text of each token of one prompt; of several texts a list for each."""
+        """The text of each token of one prompt; for several texts a list for each."""
         if not isinstance(text, str) and isinstance(text, Sequence) and isinstance(text[0], str):
             return [self.to_str_tokens(str(each), prepend_bos) for each in text]
         [row] = self._rows(text, prepend_bos)
@@ -163,7 +163,7 @@ class HookedDjinn:
         token = self.to_single_token(single_token) if isinstance(single_token, str) else single_token
         [row] = self._rows(input, prepend_bos)
         if mode not in ("first", "last") or token not in row:
-            raise ValueError(f"mode is first or last, and the token in the prompt: {mode!r}, {single_token!r}")
+            raise ValueError(f"mode must be first or last, and the token in the prompt: {mode!r}, {single_token!r}")
         return row.index(token) if mode == "first" else len(row) - 1 - row[::-1].index(token)
 
     def to_single_token(self, text: str) -> int:
@@ -190,7 +190,7 @@ class HookedDjinn:
     ) -> tuple[Any, ActivationCache]:
         """What the prompts give, and what they have at the places that `names_filter` chooses (None: at all).
 
-        Without hooks that is one request, where all layers have the same points. With hooks the prompts run as in
+        Without hooks that is one request, if all layers have the same points. With hooks the prompts run as in
         `run_with_hooks`, and are captured.
         """
         _refuse(options)
@@ -239,21 +239,21 @@ class HookedDjinn:
         self._hooks += [(each, hook) for each in self._chosen(name)]
 
     def reset_hooks(self, **_options: Any) -> None:
-        """Have none, of whatever kind."""
+        """Remove all hooks. The options of TransformerLens have no effect."""
         self._hooks.clear()
 
     def eval(self) -> HookedDjinn:
-        """The model as it is: a server's does not train."""
+        """The model itself: a server does not train it."""
         return self
 
     def to(self, *_place: Any) -> HookedDjinn:
-        """The model where it is; what comes from it is on the CPU."""
+        """The model itself: it stays on the server, and its results are on the CPU."""
         return self
 
     def __getattr__(self, name: str) -> Any:
-        """Tell those who look for weights that there are none."""
+        """Raise AttributeError; for weights it says what to use instead."""
         instead = "direct logit attribution is session.attribution" if name in WEIGHTS else "see its documentation"
-        kept = "weights stay on the server" if name in WEIGHTS else "it is not here"
+        kept = "weights stay on the server" if name in WEIGHTS else "a server does not offer it"
         raise AttributeError(f"HookedDjinn has no {name}: {kept}; {instead}")
 
     def _chosen(self, names: NamesFilter) -> list[str]:
@@ -277,7 +277,7 @@ class HookedDjinn:
     def _read(
         self, rows: list[list[int]], names: Sequence[str], wants_logits: bool
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """A request for all points that are wanted of the same layers: mostly that is one for all."""
+        """One request for all points that are read at the same layers: mostly one in all."""
         sent = {name: self._sites[name] for name in names}
         layers = {("logits", 0): list[int]()} if wants_logits else {}
         for site in sent.values():

@@ -631,7 +631,7 @@ def message_prompt(
     def render_marked() -> str:
         messages = [each.model_copy(update={"content": _marked(each.content)}) for each in body.messages[:-1]]
         last = body.messages[-1]
-        if isinstance(last.content, list):  # at its own end the prompt is kept anyway
+        if isinstance(last.content, list):  # the end of the prompt has a state anyway
             last = last.model_copy(update={"content": [*_marked(last.content[:-1]), last.content[-1]]})
         marked = chat_of(_marked(body.system), [*messages, last], seal)
         return support.chat_text(mark_instructions(marked), shown, **options)
@@ -641,7 +641,7 @@ def message_prompt(
 
 
 def _marked(content: Any) -> Any:
-    """The content, or the instructions, with a mark behind each text that the client wants to have cached."""
+    """The content, or the instructions, with a mark after each text that has `cache_control`."""
     if not isinstance(content, list):
         return content
     return [

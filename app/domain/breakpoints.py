@@ -81,14 +81,14 @@ class TensorData:
 
 if TYPE_CHECKING:
     Bytes = bytes | memoryview
-    """Bytes, or a view of bytes that nothing changes: much is captured, and a copy takes long."""
+    """Bytes, or a view of bytes that nobody changes: captures are large, and copies of them are slow."""
 else:
-    Bytes = bytes  # msgspec has no such union
+    Bytes = bytes  # msgspec does not support this union
 
 
 @dataclass(frozen=True, slots=True)
 class TensorParts:
-    """A tensor whose bytes are where they are: those of `parts`, one behind the other."""
+    """A tensor without a copy of its bytes: they are those of `parts`, one after the other."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -96,11 +96,11 @@ class TensorParts:
 
     @property
     def nbytes(self) -> int:
-        """Of all parts."""
+        """The bytes of all parts."""
         return sum(map(len, self.parts))
 
     def joined(self) -> TensorData:
-        """The same in one place."""
+        """The same tensor, with its parts copied into one."""
         return TensorData(self.dtype, self.shape, b"".join(self.parts))
 
 

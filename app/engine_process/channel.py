@@ -78,8 +78,8 @@ class Channel:
         threading.Thread(target=self._write_when_there_is_room, name="djinn-frames", daemon=True).start()
 
     def send(self, *parts: bytes | memoryview) -> None:
-        """Send one frame, of parts that are not copied together first if it is large. If the other end is gone, it goes
-        nowhere: `receive` tells of that.
+        """Send one frame. The parts of a large frame are written one by one, without a copy. If the other end is gone,
+        the frame is lost, and `receive` raises `Closed`.
         """
         length = sum(map(len, parts))
         shared = _share(parts) if length > SHARED_BYTES else None
@@ -237,7 +237,7 @@ class Channel:
 
 
 def _share(parts: Iterable[bytes | memoryview]) -> int | None:
-    """A descriptor of a file in memory with all parts; None if there can be none now: they go the other way then."""
+    """A descriptor of a file in memory with all parts. None if none can be made: the socket takes the frame then."""
     try:
         descriptor = os.memfd_create("djinn-frame") if hasattr(os, "memfd_create") else _unnamed_file()
     except OSError:

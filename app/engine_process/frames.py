@@ -291,8 +291,8 @@ Plain = Any
 """Numbers, strings, bytes, lists and dictionaries."""
 
 PAIR, ARRAY, EXTENSION = b"\x92", struct.Struct(">BI"), struct.Struct(">BIb")
-"""How MessagePack begins a pair, a longer array (0xdd) and bytes of an application's own type (0xc9), with their
-lengths (https://github.com/msgpack/msgpack/blob/master/spec.md). Those are decoded without a copy.
+"""The first bytes of a pair, an array (0xdd) and an extension type (0xc9) in MessagePack, with their lengths
+(https://github.com/msgpack/msgpack/blob/master/spec.md). msgspec decodes the data of an extension without a copy.
 """
 
 
@@ -302,8 +302,8 @@ def encode(frame: Frame) -> bytes:
 
 
 def encode_events(events: Sequence[Event]) -> list[Bytes]:
-    """The events of a step as the parts of one frame: the events, and then what was captured, from where it is. A
-    `Done` with a function carries what the function returns: it is called.
+    """The events of a step as the parts of one frame: first the events, then the bytes of captures, without a copy.
+    This calls the function of a `Done`, and sends what the function returns.
     """
     behind = list[Bytes]()
     packed = msgspec.msgpack.encode([_pack(event, behind) for event in events], enc_hook=_to_plain)
@@ -314,7 +314,7 @@ def encode_events(events: Sequence[Event]) -> list[Bytes]:
 
 
 def decode(data: bytes | memoryview) -> Frame | list[Event]:
-    """A frame, or the events of a step; what was captured stays where it is. Raises `msgspec.MsgspecError` or
+    """A frame, or the events of a step. Captures are views of `data`, not copies. Raises `msgspec.MsgspecError` or
     `KeyError` for what was not encoded here.
     """
     found: Plain = msgspec.msgpack.decode(data, ext_hook=lambda _, view: view)
@@ -328,7 +328,7 @@ def decode(data: bytes | memoryview) -> Frame | list[Event]:
 
 
 def _pack(event: Event, behind: list[Bytes]) -> tuple[Plain, ...]:
-    """What is sent of an event in its place; the rest is put `behind` all of them."""
+    """The part of an event that is sent in its place. The bytes of captures are added to `behind`."""
     if isinstance(event, Token) and event.logprobs is None:  # most events are these: a pair of numbers
         return (event.ticket, event.token_id)
     if isinstance(event, Done):
@@ -361,7 +361,7 @@ def _unpack(packed: list[Plain], behind: Iterator[memoryview]) -> Event:
 
 
 def _with_parts(captures: Captures, parts: Iterator[Bytes]) -> Captures:
-    """The same captures, with the next ones of `parts` in the place of theirs."""
+    """The same captures, whose parts are replaced by the next ones of `parts`."""
     taken = ((each, tuple(next(parts) for _ in each.tensor.parts)) for each in captures.records)
     records = (replace(each, tensor=replace(each.tensor, parts=own)) for each, own in taken)
     return replace(captures, records=tuple(records))

@@ -71,8 +71,8 @@ TURNS = 2 * AT_ONCE
 MAX_SHARD_BYTES = 128 << 20
 """A shard ends before it has more, unless that is one prompt's alone: it is in memory until it is written."""
 SHARDS_AT_ONCE = 2
-"""Whose prompts are read, beside the one that is written: one has few long prompts, and the engine must not wait for
-the next while the last of them ends.
+"""Shards whose prompts are read while another shard is written. A shard may have few long prompts: the engine computes
+those of the next shard while the last ones of this shard end.
 """
 REGEX_S = 1.0
 """How long a regular expression may take for one prompt."""
@@ -569,7 +569,7 @@ class ActivationJobs(Jobs[ActivationsJob, _KeptJob]):
         await self._change(kept, status=status, in_progress_at=now, prompt_counts=counts, errors=problems)
 
     async def _work(self, kept: _KeptJob, features: TopFeatures | None) -> None:
-        """Write every shard that is not there yet: each while the prompts of the next ones are read. Those of the one
+        """Write every missing shard, each while the prompts of the next ones are read. Those of the one
         behind that are made tokens meanwhile.
         """
         job, files, reader = kept.job, self._files, self._reader

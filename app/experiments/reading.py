@@ -34,8 +34,8 @@ from app.wire.points import layers_of, named_point, shape_at
 PLACES_AT_ONCE = 128
 """Layers, summed over points, that one pass captures: each is an operation at every position."""
 PART_BYTES = MAX_CAPTURE_BYTES // 2
-"""What is captured of a prompt before it is read: a longer one is computed in several turns, as long as each other. A
-short last one would be a step of its own, and the weights are read in each.
+"""The most bytes that one turn captures. A longer prompt is computed in several turns of equal length: each step reads
+all weights, so a short last turn would cost almost as much as a long one.
 """
 NUMBER_BYTES = {"float32": 4}
 """Of a number of an activation, by data type; 2 for any other."""

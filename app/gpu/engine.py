@@ -253,7 +253,7 @@ class Engine:
             if plan.rows:
                 self._step = self._runner.launch(plan.rows, sample_requests(plan.rows))
         except StatesLost as error:
-            logger.warning("%d rows go back to states that were kept: %s", len(plan.rows), error)
+            logger.warning("%d rows recompute from kept states, because memory ran out: %s", len(plan.rows), error)
             for row in plan.rows:
                 self._scheduler.cache.run_again(row.sequence)
         except Exception as error:

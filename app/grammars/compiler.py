@@ -146,7 +146,7 @@ class Grammars:
         self._held: WeakValueDictionary[Grammar, Matcher] = WeakValueDictionary()
         self._recent: OrderedDict[Grammar, Matcher] = OrderedDict()
         self._refused: OrderedDict[Grammar, tuple[str, int | None]] = OrderedDict()
-        """What is wrong with each, and which of its parts is."""
+        """The error of each, and the index of the part that causes it."""
         self._waiting = 0
 
     def prepare(self) -> None:
@@ -247,7 +247,7 @@ class Grammars:
         return compiled
 
     def _blame(self, grammar: Grammar) -> tuple[str, int | None] | None:
-        """What is wrong with an invalid grammar, and the index of the part that is alone to blame; None: it has no
+        """The error of an invalid grammar, and the index of the part that alone causes it; None: the grammar has no
         parts.
         """
         until = time.monotonic() + BLAME_S

@@ -290,8 +290,8 @@ class ApiCall:
     async def _held(
         self, body: CallBody, asked: SamplingParams, use: ToolUse, opening: Opening, budget: int | None
     ) -> SamplingParams:
-        """The parameters with the grammar that holds the turns, compiled. Where one is refused, schemas that calls need
-        not follow hold nothing, and are named.
+        """The parameters with the compiled grammar of the turns. If it is refused, a second grammar leaves out the
+        schemas that calls need not follow, and these are named in `ignored`.
         """
         turns, places = self.services.sessions.turns, body.schema_places()
 

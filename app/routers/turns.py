@@ -223,8 +223,8 @@ async def _start(
 
 
 async def _encode(session: Session, body: GenerateBody, services: Services) -> tuple[list[int], tuple[int, ...]]:
-    """The turn's new tokens, and where prefixes of them end that others may share. Raises `WrongState` if the history
-    that they were made to follow is not the one now.
+    """The turn's new tokens, and the lengths of their prefixes that others may share. Raises `WrongState` if the
+    history has changed since the tokens were made to follow it.
     """
     session.require(SessionState.IDLE, to="start a turn")
     turn, history = session.turn, session.history[:]

@@ -49,7 +49,7 @@ CROWD_SILENT_S = 60.0
 LARGE, CROWDED, NEARLY_FULL = 0.25, 0.6, 0.95
 """Shares of a tier: a large session; full enough to name who holds it; nearly full."""
 RECENT_S = 600.0
-"""For how long a kill and recomputed tokens are told."""
+"""For how long a kill and recomputed tokens are reported."""
 DISK_SHARE, MOST_DISK = 1 / 20, 10 << 30
 """A disk has little room with less free than this share, or this many bytes, or another time its reserve."""
 MOST_NAMED, MOST_SESSIONS = 3, 100
@@ -92,7 +92,7 @@ class Surroundings:
     disks: Mapping[DiskRoom, Path]
     """Each with a folder on it."""
     back_since: float | None
-    """When this server began, in Unix seconds, if the one before it was killed."""
+    """When this server started, in Unix seconds, if the one before it was killed; else None."""
     require_ready: Callable[[], None]
     """Raises a `DjinnError` while no new work is taken."""
     away: Callable[[], Iterable[str]]

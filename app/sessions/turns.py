@@ -61,7 +61,7 @@ class TurnRequest:
     keyed: KeyedRequest | None = None
     """The request with an `Idempotency-Key` that asks for it."""
     prefix_ends: tuple[int, ...] = ()
-    """Numbers of tokens of a whole prompt that other sessions may begin with too."""
+    """Lengths of prefixes of a whole prompt that other sessions may share."""
     above: Above | None = None
     """Where the pass begins, if not with new tokens in the first layer."""
 

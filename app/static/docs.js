@@ -16,7 +16,7 @@ async function show() {
   SwaggerUIBundle({
     spec: await answer.json(),
     dom_id: "#routes",
-    docExpansion: "none", // each change draws all that is open
+    docExpansion: "none", // each change draws all open groups again
     defaultModelsExpandDepth: -1, // each route shows its own; the list of all takes seconds to draw
     requestInterceptor: (request) => ({ ...request, headers: { ...headers(), ...request.headers } }),
   });

@@ -67,7 +67,7 @@ class ToolUse:
     parallel: bool = True
     """Whether the turn may hold several calls."""
     only_strict: bool = False
-    """Whether the schemas of tools that are not strict hold nothing, although a grammar holds the turn."""
+    """Whether the grammar of the turn leaves out the schemas of tools that are not strict."""
 
     @classmethod
     def of(cls, tools: Sequence[Tool], mode: ToolMode, named: frozenset[str] | None, *, parallel: bool) -> Self:
@@ -103,11 +103,11 @@ class ToolUse:
 
     @property
     def free(self) -> tuple[Tool, ...]:
-        """The tools whose schemas calls need not follow: they tell the model what to write."""
+        """The tools whose schemas calls need not follow: these only tell the model what to write."""
         return tuple(tool for tool in self.callable if not tool.strict) if self.mode is ToolMode.AUTO else ()
 
     def holds(self, tool: Tool, *, has_form: bool) -> bool:
-        """Whether the grammar of the turn has calls of the tool follow its schema. `has_form`: so has the answer."""
+        """Whether the turn's grammar makes calls of the tool follow its schema. `has_form`: answers have a form."""
         follows = (self.holds_arguments or has_form) and (tool.strict or not self.only_strict)
         return follows or tool.lark is not None
 

@@ -128,7 +128,7 @@ def _pair_rules(
     name: str, schema: Mapping[str, Any], pair: tuple[str, str, str], literal: Literal, text: str
 ) -> Iterator[str]:
     """Parameters that are no JSON, in the order of the schema: texts, which match the terminal `text`, as they are, and
-    the JSON of anything else. A schema that is none is left to the compiler, which refuses it.
+    the JSON of anything else. The compiler gets an invalid schema as it is, and refuses it.
     """
     begin, middle, end = pair
     properties, required = schema.get("properties", {}), schema.get("required", [])

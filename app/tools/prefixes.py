@@ -1,8 +1,8 @@
-"""Where a prompt ends what other chats begin with too. A model with recurrent layers keeps its state there: with KV
-alone no other session can go on.
+"""Where the prefixes of a prompt end that other chats may share. For a model with recurrent layers Djinn keeps a state
+there, because KV alone is not enough to go on from a prefix.
 
-A mark goes into the chat, behind its instructions and tools and behind what the client has marked itself. The prompt is
-rendered once more with the marks in it. They show the places, and are in no prompt.
+This module puts a mark into a copy of the chat after its instructions and tools, and after each text that the client
+has marked. It renders that copy to find the places of the marks. The model never sees them.
 """
 
 from bisect import bisect_right
@@ -17,12 +17,12 @@ from app.tools.support import ToolSupport
 
 PREFIX_END = "END_OF_A_SHARED_PREFIX"
 MOST_ENDS = 4
-"""That a prompt may have; the first ones count."""
+"""The most ends of one prompt; later ones are left out."""
 
 
 def mark_instructions(chat: Sequence[Message]) -> list[dict[str, Any]]:
-    """The chat with a mark behind the instructions that it begins with, and their tools: where its first other message
-    has its text.
+    """The chat with a mark after its leading instructions and the tools: where the text of the first other message
+    begins.
     """
     marked = [dict(message) for message in chat]
     for message in marked:
@@ -35,11 +35,11 @@ def mark_instructions(chat: Sequence[Message]) -> list[dict[str, Any]]:
 def prefix_ends(
     text: str, token_ids: Sequence[int], render_marked: Callable[[], str], tokens: Tokens, support: ToolSupport
 ) -> tuple[int, ...]:
-    """How many of a prompt's tokens come before each mark; these numbers rise. `text` is the prompt's, `render_marked`
-    gives that of the same chat with marks.
+    """The number of a prompt's tokens before each mark, rising. `text` is the text of the prompt, and `render_marked`
+    returns the text of the same chat with marks.
 
-    None for a model without recurrent layers. None either if the template refuses the marked chat, or writes it in
-    another way.
+    Empty for a model without recurrent layers, and if the template refuses the marked chat or renders the rest of
+    it differently.
     """
     if not support.keeps_states:
         return ()

@@ -46,7 +46,7 @@ class ChatPrompt:
     left_out: Iterator[str] = field(default_factory=lambda: iter(()))
     """The paths of the fields that make no difference to the tokens."""
     prefix_ends: tuple[int, ...] = ()
-    """How many of the tokens other chats may begin with too."""
+    """Lengths, in tokens, of the prefixes that other chats may share."""
     recomputed_because: str | None = None
     """Where it first differs from the history that it continues; None: nowhere, or it continues none."""
 

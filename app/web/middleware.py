@@ -46,7 +46,7 @@ TOKEN_HEADER = "x-session-token"
 """The same. A client that sends it back reaches the same server through routers such as llm-d's."""
 SANE = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 CURL = "curl/"
-"""How the user agent of a program begins that writes answers to terminals."""
+"""The beginning of the user agent of curl, which writes answers to terminals."""
 JSON_TYPE = "application/json"
 
 
@@ -119,8 +119,8 @@ class RequestMiddleware:
 
 
 def _ended_by_line(scope: Scope, send: Send) -> Send:
-    """The same as `send`, but JSON ends with a line end: the prompt of a shell would stand behind it. Of two replicas
-    that a request passes, the first one adds it.
+    """The same as `send`, but JSON ends with a line end, so that the shell's prompt starts on a new line. Where a
+    request passes two replicas, only the first one adds it.
     """
     is_json = False
 

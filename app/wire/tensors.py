@@ -15,7 +15,7 @@ from app.domain.errors import FieldOutOfRange, MalformedRequest
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Safetensors' names and PyTorch's."""
 WRITTEN = {"float32": ("F32", 4), "int32": ("I32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
-"""The same of what is written in parts, with the bytes of a number."""
+"""PyTorch's names of the types of `file_parts`, with Safetensors' names and the bytes of a number."""
 EXPONENTS: dict[str, tuple[str, int]] = {
     "float32": ("<u4", 0x7F80_0000),
     "bfloat16": ("<u2", 0x7F80),
@@ -25,7 +25,7 @@ EXPONENTS: dict[str, tuple[str, int]] = {
 
 
 def file_parts(tensors: Mapping[str, TensorParts], metadata: Mapping[str, str]) -> list[Bytes]:
-    """A safetensors file of tensors that are not copied together first: its header, and then their bytes as they are
+    """A safetensors file as parts: its header, and then the bytes of the tensors, without a copy
     (https://github.com/huggingface/safetensors#format). `tensors` of one dtype are laid out by name.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}

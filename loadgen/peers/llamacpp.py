@@ -25,7 +25,7 @@ TOOLS = ("cmake", "ninja", "g++")
 CMAKE_FLAGS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",  # the prebuilt wheels lack this processor's instructions
-    f"-DCMAKE_CXX_FLAGS={'-mno-amx-int8' * (platform.machine() == 'x86_64')}",  # with AMX tiles it ends by SIGILL
+    f"-DCMAKE_CXX_FLAGS={'-mno-amx-int8' * (platform.machine() == 'x86_64')}",  # AMX tiles crash it (SIGILL)
     "-DBUILD_SHARED_LIBS=OFF",
     "-DLLAMA_OPENSSL=OFF",
     "-DLLAMA_BUILD_TESTS=OFF",

@@ -124,7 +124,7 @@ class Calibration:
 
 
 def calibrate(model: Path, cores: int) -> Calibration:
-    """What is remembered of this processor, this PyTorch and the model's shapes; measured in seconds where nothing is.
+    """The remembered speeds of this processor, this PyTorch and the model's shapes; measured in seconds if unknown.
 
     Raises `LoadgenError` if the model's config.json gives no shapes, or the measurement fails.
     """

@@ -15,7 +15,7 @@ PROMPT_ROWS = 256
 WEIGHT_BYTES = 64 << 20
 """As float32: more than the caches hold, as the weights of a model are."""
 SECONDS = 1.0
-"""That each type gets for each count of rows; one turn always runs to its end."""
+"""The time of each type for each count of rows. One turn always runs to its end."""
 
 
 def probe(outputs: int, inputs: int, rows: Sequence[int]) -> dict[str, list[float]]:

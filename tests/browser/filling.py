@@ -41,7 +41,7 @@ def open_session(http: httpx.Client, *, tokens: int = 0, **metadata: str) -> str
 
 
 def row(page: Page, session: str) -> Locator:
-    """Of a session in the table."""
+    """The row of a session in the table."""
     return page.locator(f'tr[data-id="{session}"]')
 
 

@@ -129,7 +129,7 @@ class Life:
             self.end(turn)
 
     def pause(self, session: SessionId) -> None:
-        """A turn that pauses at a layer of each pass, with others' turns, moves or the end between."""
+        """A turn that pauses at a layer of each pass, with others' turns, moves or its end between."""
         always = Gate(data_of(torch.zeros(self.driver.runner.stack.hidden_size)), below=1.0)  # the pass runs again
         self.driver.arm(session, self.chance.randrange(3), gate=self.chance.choice([None, always]))
         turn, history = self.say(session), self.histories[session]
@@ -328,7 +328,7 @@ def test_a_prefix_with_more_hashes_than_a_state_has_blocks_is_found(tmp_path: Pa
 
 @torch.inference_mode()
 def test_a_step_that_does_not_fit_changes_no_token(served: Served) -> None:
-    """Nor where layers have folded in place before it did not."""
+    """Also if memory runs out after layers have folded in place."""
     chance = random.Random(5)
 
     def short_of_memory(unfit: range) -> BreakDriver:

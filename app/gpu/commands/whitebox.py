@@ -356,7 +356,7 @@ def disarm(sequence: TokenSequence, command: messages.Disarm) -> None:
 
 
 def read_captures(sequence: TokenSequence, command: messages.ReadCaptures) -> Callable[[], Captures]:
-    """A function for any thread that gives the captures of now. It waits for their copies to the host."""
+    """A function for any thread that returns the present captures. It waits until they are copied to the host."""
     wanted, dropped = (command.point, command.layer), sequence.captures.dropped
     captured = tuple(
         each

@@ -143,8 +143,8 @@ class LargeMemory:
         self._free = list[tuple[mmap.mmap, Hashable]]()
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype, filled: Hashable) -> tuple[Tensor, bool]:
-        """A tensor with any content, and whether that is 0 outside of what is about to be `filled`: so it is if the
-        memory is new, or was last taken to fill the same.
+        """A tensor with any content, and whether it is blank: 0 everywhere but at the places that the caller fills.
+        `filled` names these places. Memory is blank if it is new, or was last taken for the same places.
         """
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < LARGE_BYTES // 4:

@@ -209,7 +209,7 @@ class HostTensor:
         return TensorData(self.dtype, tuple(rows.shape), rows.view(torch.uint8).numpy().tobytes())
 
     def view(self) -> TensorParts:
-        """All rows, where they are."""
+        """All rows, without a copy."""
         flat = self.tensor.contiguous().view(torch.uint8).numpy().reshape(-1)
         return TensorParts(self.dtype, self.shape, (flat.data.toreadonly(),))
 

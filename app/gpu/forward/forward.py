@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 class StatesLost(Exception):
-    """Memory was too short for a step, once its layers may have folded tokens into the states of some rows."""
+    """A step ran out of memory after its layers may have folded tokens into the states of some rows."""
 
 
 MOST_NEURONS = 2048
@@ -288,7 +288,7 @@ class Runner:
         attempt that fails half-way has only written KV to the slots of its own rows. The next one writes the same
         values there before it reads them. No other session does: blocks are shared only once a row is accounted for.
 
-        Raises `StatesLost` if it folds in place instead. The next steps are smaller then.
+        Raises `StatesLost` if such a step folds in place and has several rows. The next steps have fewer rows.
         """
         self._alone = max(0, self._alone - 1)
         waiting, parts, unfit = deque[Row](), list[LaunchedStep](), set[Row]()
@@ -444,7 +444,7 @@ class RowStates:
     comes back when the pass goes on.
 
     On a CPU a plain step, whose rows have one token and run all layers, folds into those in the pool: there a copy of a
-    state takes as long as to fold a token. If its layers lack memory, the rows go back to earlier states.
+    state takes as long as to fold a token. If it runs out of memory, the rows go back to earlier states.
     """
 
     def __init__(
@@ -557,7 +557,7 @@ class Forward:
         self._segments = cut_segments(rows)
         members = dict.fromkeys(segment.rows for segment in self._segments)
         self._run_together = list(members) == [tuple(range(len(rows)))]
-        """Whether all layers that run have all rows: then one takes what the one before has left where it is."""
+        """Whether every layer that runs has all rows. Then each reads the output of the one before without a copy."""
         self._states = states
         if states is not None:
             states.note_segments(members)

@@ -246,7 +246,7 @@ class RecordedLayers:
             return self._layer_by_layer(lo, hi, hidden, batch)
         program, recording = recorded
         here = recording.hidden[lo][:tokens]
-        if here.data_ptr() != hidden.data_ptr():  # else it is what the run before has left
+        if here.data_ptr() != hidden.data_ptr():  # else the layers before have written it here
             here.copy_(hidden)
         if self._placed is None or self._placed[0] is not batch.positions:  # else these are the next layers of a step
             inputs = self._inputs

@@ -8,9 +8,9 @@ held goes on from the longest prefix that is still found, and recomputes the res
 
 Where layers fold, a sequence's last blocks have their state (`BlockPool.state_blocks`). It is true of the computed
 tokens and of no fewer, so a sequence that is cut goes back to an earlier state. Some are kept for that: those at the
-ends of turns and of their prompts, and on the way there one for every `state_every` tokens, one where a prefix ends
-that others share by what the turn says, and one where a prompt leaves what another has computed. A kept state is a
-prefix like any other. Its blocks are published, so what writes to them next gets others, and they stay until others
+ends of turns and of their prompts; in a prompt one for every `state_every` tokens; one at each of the turn's
+`prefix_ends`, which others may share; and one where a prompt diverges from what another has computed. A kept state is
+a prefix like any other. Its blocks are published, so what writes to them next gets others, and they stay until others
 need the room.
 """
 
@@ -28,8 +28,8 @@ from app.gpu.state.paths import NO_EDITS, expected_edits
 from app.gpu.state.sequence import TokenSequence
 
 WORTH_A_STATE = 4
-"""A state takes as much room as the KV of `state_every` tokens. It is kept at a prefix's end if that saves a part of so
-many of these.
+"""A state takes as much room as the KV of `state_every` tokens. A prefix's end keeps one if that saves one of so many
+parts of these tokens.
 """
 
 
@@ -71,13 +71,13 @@ class KVCache:
         turn.prefix_ends = self._worth_a_state(found, [*turn.prefix_ends, end * self.hash_tokens])
 
     def note_prefix_ends(self, sequence: TokenSequence, ends: Iterable[int]) -> None:
-        """Note where prefixes end that others may share, of a turn that begins."""
+        """Note where the prompt of a turn that begins has prefixes that others may share."""
         if self.state_every:
             sequence.active_turn.prefix_ends = self._worth_a_state(0, ends)
 
     def _worth_a_state(self, found: int, ends: Iterable[int]) -> list[int]:
-        """Of these numbers of tokens, in whole blocks, those that lie far enough behind the one before, or behind what
-        is `found` anyway.
+        """The `ends`, cut to whole blocks, that are far enough after the one before. The first is far enough after the
+        `found` tokens, which already have a state.
         """
         worth = list[int]()
         for end in sorted(end // self.hash_tokens * self.hash_tokens for end in ends):

@@ -77,10 +77,10 @@ class LayerStack(Protocol):
     def written(
         self, index: int, point: Point, parts: Tensor, whole: Tensor, adapters: Sequence[tuple[Any, Any]]
     ) -> Tensor | None:
-        """What layer `index` adds to the residual stream for each of `parts` `[rows, width]` of what stands at a point
-        before its output projection, `z` or `mlp_post`: `[rows, hidden_size]`, each with the projection's bias. Where a
-        norm follows, its scale is that for the `whole` `[width]`. `adapters` are those of `Batch`. None: it is not a
-        linear function of that, as where it is gated, or not known.
+        """What layer `index` adds to the residual stream for each of `parts` `[rows, width]` of the activation at
+        `point`, `z` or `mlp_post`, before its output projection: `[rows, hidden_size]`, each with the projection's
+        bias. A norm after the projection has the scale that it has for the `whole` activation `[width]`. `adapters` are
+        those of `Batch`. None: the output is not linear in the activation, as with a gate, or is not known.
         """
         ...
 

@@ -114,13 +114,13 @@ class Family:
 
 
 class Writer(NamedTuple):
-    """An output projection, all of whose result goes to the residual stream."""
+    """An output projection whose whole result is added to the residual stream."""
 
     linear: Linear
     scale: float
-    """What its result is multiplied by."""
+    """The factor of its result."""
     norm: tuple[Weight, float] | None = None
-    """The root-mean-square norm of its result, if there is one: what that multiplies by, and its epsilon."""
+    """The weight and the epsilon of the root-mean-square norm after it; None: no norm follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Parts:
     state_fits: list[Callable[[int], bool]] = field(default_factory=list)
     """`FoldState.fits` of a layer that folds."""
     writers: dict[Point, Writer] = field(default_factory=dict)
-    """Those of the layer, by the point before each."""
+    """The output projections of the layer, by the point before each."""
 
     def hold(self, name: str, *shape: int) -> Weight:
         """The tensor `name`, whole."""

@@ -38,7 +38,7 @@ class StoredTensor(Protocol):
         ...
 
     def view(self) -> TensorParts:
-        """All rows, where they are."""
+        """All rows, without a copy."""
         ...
 
     def edited(self, first: int, end: int, edit: Edit, get: GetUpload) -> StoredTensor:

@@ -116,7 +116,7 @@ class TurnState:
     prefix_hashes: list[BlockHash] = field(default_factory=list)
     """Chain hashes of the history's first blocks without edits, as far as the turn has looked for them."""
     prefix_ends: Sequence[int] = ()
-    """Rising numbers of tokens that other sessions begin with, or may: their state is kept, where layers fold."""
+    """Lengths, rising, of prefixes that other sessions share or may. Where layers fold, a state is kept at each."""
     expected: tuple[tuple[object, ...], InterventionLog, int] | None = None
     """What `expected_edits` has found, and what that is based on: while the turn waits, each step needs it."""
     awaits_prefill: bool = False

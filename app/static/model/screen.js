@@ -59,7 +59,7 @@ function Inside({ desk }) {
   `;
 }
 
-/** Panels that are far down, by their class. */
+/** Panels below the lens, by their class. */
 const PARTS = ["Attention", "Steering", "Edit", "Features", "Vectors"];
 
 function Standing({ desk }) {

@@ -33,7 +33,7 @@ CASE_OF = {config["model_type"]: case for case, config in CASES.items() if confi
 
 @pytest.fixture(scope="module", params=[pytest.param(k, marks=[pytest.mark.long] * (k not in QUICK)) for k in CASE_OF])
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
-    """Of each family of the table, and with all points that this has."""
+    """A model of each family of the table, with all points of that family."""
     kind: str = request.param
     made = make_tiny(CASES[CASE_OF[kind]], tmp_path_factory.mktemp("model"))
     if kind in OURS:
@@ -81,7 +81,7 @@ def close(point: Point, found: Tensor, expected: Tensor) -> None:
 
 
 def test_captures_are_what_transformers_has(tiny: TinyModel) -> None:
-    """All of it, and where a condition on a value holds."""
+    """Whole captures, and those at the positions where a condition on a value holds."""
     driver, points = BreakDriver(tiny.engine()), points_of(tiny)
     session = driver.open()
     along, waiting = dict[Point, Tensor](), dict[str, Point]()
@@ -106,7 +106,7 @@ def test_captures_are_what_transformers_has(tiny: TinyModel) -> None:
             with torch.no_grad():
                 left = tiny.oracle(input_ids=torch.tensor([tokens[: last + 1]]), use_cache=True)
             kept_there = (getattr(left, "past_key_values", None) or left.cache_params).layers[record.layer]
-            states = [kept_there.conv_states[0][0, :, 1:].T]  # but the next to fall out
+            states = [kept_there.conv_states[0][0, :, 1:].T]  # without the input that leaves next
             if (matrices := kept_there.recurrent_states[0]) is not None:
                 is_mamba = not hasattr(tiny.oracle.config, "linear_num_value_heads")
                 states.append(matrices.transpose(-1, -2) if is_mamba else matrices)
@@ -199,7 +199,7 @@ def test_a_turn_that_pauses_and_loses_its_kv_says_the_same(tiny: TinyModel) -> N
 
 
 def in_table(kind: str) -> frozenset[Point]:
-    config = AutoConfig.for_model(kind, n_shared_experts=1)  # of which one config says nothing
+    config = AutoConfig.for_model(kind, n_shared_experts=1)  # one config does not name this value
     return frozenset(family.points_of(OURS[kind], config))
 
 

@@ -408,7 +408,7 @@ def highest(builder: Any, scores: Any, count: Any, least: Any) -> Any:
     for each in found:
         builder.store(code.spread(least), each)
     with cgutils.for_range_slice(builder, INT64(0), count, INT64(PANEL)) as (index, _):
-        for place, each in enumerate(found):  # each waits for itself alone
+        for place, each in enumerate(found):  # each depends on itself alone
             score = code.load(scores, FLOAT, index, place * LANES)
             builder.store(code.maximum(builder.load(each), score), each)
     return _folded(code, [builder.load(each) for each in found], code.maximum)
@@ -434,7 +434,7 @@ def weigh(builder: Any, scores: Any, count: Any, peak: Any) -> Any:
 
 
 def _folded(code: Lanes, vectors: list[Any], combine: Callable[[Any, Any], Any]) -> Any:
-    """One number of all that is in the vectors, of which one half is combined with the other until two are left."""
+    """One number, folded from all in the vectors: halves are combined with each other until two numbers are left."""
     builder, lanes, found = code.builder, code.lanes, reduce(combine, vectors)
     while lanes > 2:
         lanes //= 2

@@ -46,7 +46,7 @@ function Legend() {
   </div>`;
 }
 
-/** What else is on the device, and who is not on the board, and why. */
+/** What the board does not show: the weights on the device, and sessions that have no cell. */
 function Rest() {
   const { counts, text } = memory.value ?? {};
   return html`<span class="rest">

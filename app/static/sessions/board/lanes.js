@@ -5,7 +5,7 @@ import { html } from "../../lib/html.js";
 import { memory } from "../../state/memory.js";
 import { TIERS, tierName } from "../looks.js";
 
-/** Pixels from the corner of the board to that of each lane's ground: `[x, y]`. */
+/** Pixels from the corner of the board to the corner of each lane's field: `[x, y]`. */
 export const corners = signal({ device: [0, 0], host: [0, 0], disk: [0, 0] });
 
 const WHERE = {

@@ -1,7 +1,7 @@
 """A kernel of CPUs: the shares that keys have in the attention of some queries, `[queries, heads, keys]`.
 
-That is as much to write as to compute, so each number is written once, past the caches: a core need not first read
-what was there. Zeros of keys that no query sees are not written where they are there already. A work item is a run of
+Writing takes as long as computing, so each number is written once, past the caches: a core need not first read the
+memory. Zeros of keys that no query sees are not written if the memory already has them. A work item is a run of
 queries with one head: scores of all its keys, with the tiles that linear layers are made of, in memory that stays in a
 core's cache, and then the softmax of each query. Threads draw items from an atomic counter. What a query gets has the
 same bits whatever is computed beside it.
@@ -94,7 +94,8 @@ def _share(
     softcap: float,
 ) -> None:
     """Draw runs of queries of the `count` chosen heads until none is left. tables: `[blocks]` int32, the row's. places:
-    `[queries]` int64, rising positions below `context`. output: `[queries, count, context]`, zeros if it is `blank`.
+    `[queries]` int64, rising positions below `context`. output: `[queries, count, context]`. If `blank`, it is
+    already 0 for keys that a query does not see.
     """
     head_dim, group = a.head_dim, a.heads // a.kv_heads
     positions: Any = carray(pointer(a.places), queries, np.int64)
@@ -181,8 +182,8 @@ def _weigh(a: Any, scores: Any, first: int, end: int, sink: Any) -> Any:
 
 @inlined
 def _write(weights: Any, first: int, end: int, scale: Any, output: int, context: int, blank: int) -> None:
-    """Write the shares of all keys to address `output`: 0 for those outside `[first, end)`, unless it is `blank` there.
-    Weights are 0 up to whole panels.
+    """Write the shares of all keys to address `output`: 0 for those outside `[first, end)`. If `blank`, memory has
+    these zeros already. Weights are 0 up to whole panels.
     """
     begin, stop = first // PANEL * PANEL, min(-(-end // PANEL) * PANEL, context)
     if blank == 0:
