@@ -294,6 +294,8 @@ PAIR, ARRAY, EXTENSION = b"\x92", struct.Struct(">BI"), struct.Struct(">BIb")
 """The first bytes of a pair, an array (0xdd) and an extension type (0xc9) in MessagePack, with their lengths
 (https://github.com/msgpack/msgpack/blob/master/spec.md). msgspec decodes the data of an extension without a copy.
 """
+VIEWED_BYTES = 512 << 10
+"""Shorter data are copied after all: a view holds the memory and the file descriptor of its whole frame."""
 
 
 def encode(frame: Frame) -> bytes:
@@ -317,7 +319,9 @@ def decode(data: bytes | memoryview) -> Frame | list[Event]:
     """A frame, or the events of a step. Captures are views of `data`, not copies. Raises `msgspec.MsgspecError` or
     `KeyError` for what was not encoded here.
     """
-    found: Plain = msgspec.msgpack.decode(data, ext_hook=lambda _, view: view)
+    found: Plain = msgspec.msgpack.decode(
+        data, ext_hook=lambda _, view: view if len(view) >= VIEWED_BYTES else bytes(view)
+    )
     if isinstance(found[0], str):
         name, *sent = found
         frame: Frame = _made_of(sent, FRAMES[name])

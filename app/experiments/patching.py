@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -297,9 +297,11 @@ class Sweep:
             some = max(1, PART_BYTES // nbytes)
             for first in range(0, len(layers), some):
                 sites = {point: layers[first : first + some]}
-                yield await read_prompt(
+                found = await read_prompt(
                     self._registry, self._owner, source, sites, runs_of(asked.positions), param=self._body.into
                 )
+                # Joined once, here: each place takes its rows of it.
+                yield {site: replace(each, parts=(each.joined().data,)) for site, each in found.items()}
 
     async def _read_below(self, found: Found) -> None:
         """Note what the layers of these sites take in the run that is patched, from the first chosen position on.

@@ -232,7 +232,7 @@ async def _encode(session: Session, body: GenerateBody, services: Services) -> t
 
     def encode() -> tuple[list[int], tuple[int, ...]]:
         token_ids = new_token_ids(body, tokens, history, info.vocab_size, info.max_model_len)
-        if history or body.messages is None:
+        if history or body.messages is None or not support.keeps_states:
             return token_ids, ()
         chat = [message.model_dump() for message in body.messages]
         text, marked = tokens.chat_text(chat), mark_instructions(chat)

@@ -129,7 +129,8 @@ def _ended_by_line(scope: Scope, send: Send) -> Send:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             length = headers.get("content-length", "")
-            is_json = length.isdigit() and headers.get("content-type") == JSON_TYPE and HOP not in scope["state"]
+            is_plain = headers.get("content-type") == JSON_TYPE and "content-encoding" not in headers
+            is_json = is_plain and length.isdigit() and HOP not in scope["state"]
             if is_json:
                 headers["content-length"] = str(int(length) + 1)
         elif is_json and not message.get("more_body"):

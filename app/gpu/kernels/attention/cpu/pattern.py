@@ -59,18 +59,22 @@ def pattern(
     query, context = dense_heads(query.float()), positions[-1] + 1
     filled = tuple(positions), len(heads), context, spec.window
     found, is_blank = _MEMORY.take((len(positions), len(heads), context), torch.float32, filled)
-    given = common_arguments(query, kv, table, spec, found)
-    del given["head_dim"]
-    _share(
-        **given,
-        places=torch.from_numpy(np.fromiter(positions, np.int64, len(positions))),
-        chosen=torch.tensor(heads),
-        runs=-(-len(positions) // RUN),
-        queries=len(positions),
-        count=len(heads),
-        context=context,
-        blank=is_blank,
-    )
+    try:
+        given = common_arguments(query, kv, table, spec, found)
+        del given["head_dim"]
+        _share(
+            **given,
+            places=torch.from_numpy(np.fromiter(positions, np.int64, len(positions))),
+            chosen=torch.tensor(heads),
+            runs=-(-len(positions) // RUN),
+            queries=len(positions),
+            count=len(heads),
+            context=context,
+            blank=is_blank,
+        )
+    except BaseException:
+        found.zero_()  # whoever gets this memory next takes it for blank
+        raise
     return found
 
 
