@@ -14,7 +14,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PROMPT_ROWS = 256
 WEIGHT_BYTES = 64 << 20
 """As float32: more than the caches hold, as the weights of a model are."""
-SECONDS = 1.0
+SECONDS = 0.5
 """The time of each type for each count of rows. One turn always runs to its end."""
 
 
