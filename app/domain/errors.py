@@ -111,6 +111,17 @@ class WrongState(DjinnError, status=409, code="wrong_state"):
     """The session's state does not allow this."""
 
 
+class TurnCancelled(WrongState):
+    """Somebody else cancelled the turn, or closed its session. OpenAI's and Anthropic's SDKs retry a 409 but for this
+    header: their retry would open the session anew.
+    """
+
+    headers = MappingProxyType({"X-Should-Retry": "false"})
+
+    def __init__(self) -> None:
+        super().__init__("the turn was cancelled")
+
+
 class KeyReused(DjinnError, status=422, code="idempotency_key_reused"):
     """The `Idempotency-Key` has been used for another request."""
 

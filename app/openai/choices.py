@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 
-from app.domain.errors import Draining, WrongState
+from app.domain.errors import Draining, TurnCancelled
 from app.domain.values import FinishReason
 from app.messages import TurnFinished
 from app.sessions.charges import TurnCharge
@@ -71,7 +71,7 @@ class Choices:
     async def __aiter__(self) -> AsyncIterator[tuple[int, TextItem]]:
         """The items of all choices, each with its index, until every choice has finished.
 
-        Raises the error of the first turn that fails; for one that was cancelled from elsewhere, `WrongState`, or
+        Raises the error of the first turn that fails; for one that was cancelled from elsewhere, `TurnCancelled`, or
         `Draining` if the server did it.
         """
         computed: set[int] = set()
@@ -84,7 +84,7 @@ class Choices:
                 if item.reason is FinishReason.CANCELLED:
                     if self._registry.table.draining:
                         raise Draining("the server is shutting down; the turn was cancelled")
-                    raise WrongState("the turn was cancelled")
+                    raise TurnCancelled
             yield index, item
         await self._cleanup.aclose()  # a client's next call, which its answer lets it make, finds the sessions closed
         if self._keyed is not None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from app.domain.activations import MAX_CAPTURE_BYTES
 from app.domain.breakpoints import Action, Breakpoint, When
-from app.domain.errors import Draining, FieldOutOfRange, WrongState
+from app.domain.errors import Draining, FieldOutOfRange, TurnCancelled
 from app.domain.values import Adapter, FinishReason, ModelInfo, SamplingParams, StopRule
 from app.messages import TurnFinished
 from app.openai.embeddings import EmbeddingBody, EmbeddingList, finished, write_embeddings
@@ -130,5 +130,5 @@ async def _embed(
         if isinstance(end, TurnFinished) and end.reason is FinishReason.CANCELLED:
             if sessions.table.draining:
                 raise Draining("the server is shutting down; the turn was cancelled")
-            raise WrongState("the turn was cancelled")
+            raise TurnCancelled
         return finished(await sessions.whitebox.pool_captures(session, normed=body.layer is None), body)

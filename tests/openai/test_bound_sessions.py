@@ -88,7 +88,7 @@ def test_a_side_call_runs_beside_a_busy_session_and_a_repeated_call_waits_for_it
 def test_a_call_whose_session_is_taken_away_conflicts(sdk: Any, http: httpx.Client) -> None:
     headers = sdk.completions.with_raw_response.create(**ASK, **bound("taken")).headers
     with ThreadPoolExecutor(1) as background:
-        call = background.submit(lambda: sdk.completions.create(**LONG, **bound("taken")))
+        call = background.submit(lambda: sdk.with_options(max_retries=2).completions.create(**LONG, **bound("taken")))
         while session_of(http, headers)["state"] != "running":
             assert not call.done()
         http.post(f"/v1/sessions/{headers['x-session-id']}/cancel")
@@ -144,12 +144,7 @@ SAID: list[tuple[str, Any, dict[str, str], dict[str, str]]] = [
     ),
     (
         "/v1/responses",
-        {
-            "input": [
-                {"role": "user", "content": [{"type": "input_text", "text": 99 * "é"}]},
-                {"role": "user", "content": "x"},
-            ]
-        },
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": 99 * "é"}]}]},
         {"X-Session-ID": "unheard"},
         {"name": "unheard"},
     ),
