@@ -218,8 +218,8 @@ class Owners:
         return await self._of_key(key, home, partial(self._seek, path, scope))
 
     async def _of_key(self, key: str, home: str | None, seek: Seek | None) -> Owner:
-        """The replica of a key: remembered, else its home, else the store's, else the one that claims it when all are
-        asked. If none has it, a key without a home gets a replica with room.
+        """The replica that owns a key: the remembered one, its home, the store's entry, or the replica that claims it
+        when all are asked, in this order. If no replica owns the key and it has no home, one with room gets it.
         """
         is_name, known = home is None, self._known.get(key) or home
         replica = self._fleet.find(known)

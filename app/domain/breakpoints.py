@@ -81,7 +81,7 @@ class TensorData:
 
 if TYPE_CHECKING:
     Bytes = bytes | memoryview
-    """Bytes, or a view of bytes that nobody changes: captures are large, and copies of them are slow."""
+    """Bytes, or a read-only view: captures are large, and copying them is slow."""
 else:
     Bytes = bytes  # msgspec does not support this union
 

@@ -112,8 +112,8 @@ class WrongState(DjinnError, status=409, code="wrong_state"):
 
 
 class TurnCancelled(WrongState):
-    """Somebody else cancelled the turn, or closed its session. OpenAI's and Anthropic's SDKs retry a 409 but for this
-    header: their retry would open the session anew.
+    """Another request cancelled the turn, or closed its session. The header keeps the SDKs of OpenAI and Anthropic from
+    retrying the 409: a retry would open a new session under the same name.
     """
 
     headers = MappingProxyType({"X-Should-Retry": "false"})

@@ -71,7 +71,7 @@ class Choices:
     async def __aiter__(self) -> AsyncIterator[tuple[int, TextItem]]:
         """The items of all choices, each with its index, until every choice has finished.
 
-        Raises the error of the first turn that fails; for one that was cancelled from elsewhere, `TurnCancelled`, or
+        Raises the error of the first turn that fails; `TurnCancelled` if another request cancelled it, or
         `Draining` if the server did it.
         """
         computed: set[int] = set()

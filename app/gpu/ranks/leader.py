@@ -292,7 +292,7 @@ class LeadingStack:
         return None
 
     def head(self, hidden: Tensor) -> Tensor:
-        # A shortage of memory between two orders ends the engine; here it only shortens the step.
+        # Out of memory here only shortens the step; after the order to the ranks it would end the engine.
         torch.empty((len(hidden), self.vocab_size), dtype=torch.float32, device=self.device)
         return self._ranks.run(hidden.contiguous(), lambda: self._stack.head(hidden), "head", len(hidden))
 

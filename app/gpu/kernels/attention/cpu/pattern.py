@@ -73,7 +73,7 @@ def pattern(
             blank=is_blank,
         )
     except BaseException:
-        found.zero_()  # whoever gets this memory next takes it for blank
+        found.zero_()  # the next tensor in this memory counts as blank
         raise
     return found
 
