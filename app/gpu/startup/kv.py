@@ -59,9 +59,10 @@ def budget_blocks(
     device_room: int | None,
     disk_room: DiskRoom | None = None,
     groups: int = 1,
+    extra_blocks: int = 0,
 ) -> TierBlocks:
     """Blocks of `block_bytes` bytes for each tier, by the settings or else by the free memory. The KV of the same
-    tokens takes one for each of so many `groups` of layers.
+    tokens takes one for each of so many `groups` of layers. Beside its tokens, a session's state takes `extra_blocks`.
 
     `device_room` is the memory of a GPU for KV, in bytes; None on a CPU, whose device memory is the host's. `disk_room`
     is that for KV files; None: there are none. Raises `FieldOutOfRange` unless the device gets at least one block, and
@@ -71,7 +72,8 @@ def budget_blocks(
 
     def blocks(asked: KVBudget | None, default_bytes: float) -> int:
         budget = KVBudget(bytes=max(0, int(default_bytes))) if asked is None else asked
-        return budget.blocks(block_bytes * groups, settings.block_size) * groups
+        of_tokens = budget.blocks(block_bytes * groups, settings.block_size) * groups
+        return of_tokens + budget.sessions * extra_blocks
 
     def lower_blocks(name: str, asked: KVBudget | None, free_bytes: int, share: float) -> int:
         found = blocks(asked, free_bytes * share)
@@ -276,7 +278,8 @@ def make_kv(
     if settings.kv_dir is not None:
         disk_room = DiskRoom(settings.kv_dir) if room is None else room.beside(settings.kv_dir)
     device_room = None if plan is None else plan.kv * ranks
-    budgets = budget_blocks(settings, layout.block_bytes, device_room, disk_room, division.groups.size)
+    extra_blocks = layout.state_blocks if layout.keeps_tokens else layout.state_blocks - 1
+    budgets = budget_blocks(settings, layout.block_bytes, device_room, disk_room, division.groups.size, extra_blocks)
     if plan is not None:
         plan.check(budgets.device * layout.block_bytes // ranks)
     pool, borrower = _allocate_device(loaded, budgets.device, layout, dtype)
@@ -289,7 +292,6 @@ def make_kv(
         loaded.ranks.join(budgets.device, budgets.host)
     identity = KVIdentity(fingerprint(model), stack.vocab_size, layout)
     disk = _open_disk(settings, identity, disk_room, budgets.disk)
-    extra_blocks = layout.state_blocks if layout.keeps_tokens else layout.state_blocks - 1
     on_device, on_host = (
         BlockPool(
             blocks,

@@ -137,6 +137,8 @@ def test_budgets_that_are_asked_for_are_kept(tmp_path: Path, caplog: pytest.LogC
     asked = settings(kv_device=KVBudget(bytes=1 << 20), kv_host=KVBudget(bytes=1 << 21), kv_dir=None)
     blocks = budget_blocks(asked, 4096, 1 << 40)
     assert (blocks.device, blocks.host, blocks.disk) == (256, 512, 0)
+    sessions = replace(asked, kv_device=KVBudget(sessions=3, tokens=4 * asked.block_size - 1))
+    assert budget_blocks(sessions, 4096, None, groups=2, extra_blocks=5).device == 3 * (2 * 4 + 5), "states too"
     for on_disk, warnings in ((KVBudget(), 0), (None, 1), (KVBudget(bytes=1 << 20), 2)):
         without_host = replace(asked, kv_host=KVBudget(), kv_disk=on_disk)
         assert budget_blocks(without_host, 4096, 1 << 40, DiskRoom(tmp_path)).disk == 0, "KV goes there over the host"
