@@ -193,7 +193,7 @@ def streaming(folder: Path, drain_s: str, max_tokens: int) -> Iterator[tuple[Ser
 
 
 def test_sigterm_refuses_new_work_and_ends_running_turns_in_time(tmp_path: Path) -> None:
-    with streaming(tmp_path, "0.3", 1000) as (server, http, stream):
+    with streaming(tmp_path, "0.6", 1000) as (server, http, stream):
         other = http.post("/v1/sessions").json()["id"]
         os.kill(server.pid, signal.SIGTERM)
         while (ready := http.get("/ready")).status_code == 200:
@@ -209,7 +209,7 @@ def test_sigterm_refuses_new_work_and_ends_running_turns_in_time(tmp_path: Path)
 
 def test_a_turn_that_ends_in_time_is_not_cut_short(tmp_path: Path) -> None:
     """Linux tells of a parent's end once for each of its threads: that is no second signal."""
-    with streaming(tmp_path, "30", 200) as (server, _, stream):
+    with streaming(tmp_path, "30", 600) as (server, _, stream):
         for _ in range(5):
             os.kill(server.pid, signal.SIGTERM)
             time.sleep(0.005)

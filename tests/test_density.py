@@ -54,7 +54,7 @@ async def run(**settings: Any) -> tuple[Answers, int]:
 
 async def everything_is_off_the_device(services: Services) -> None:
     """Wait for it. What was read from disk for a turn that has just ended may still be on its way."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             memory = await services.sessions.memory()
             assert memory.sessions == AGENTS

@@ -15,6 +15,12 @@ def wait_until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) ->
         time.sleep(0.02)
 
 
+async def settled() -> None:
+    """Let all tasks go on that wait for nothing but their turn of the event loop."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """The same for asyncio, where the condition holds within `PATIENCE_S`."""
     deadline = time.monotonic() + PATIENCE_S

@@ -150,7 +150,7 @@ def test_a_cancelled_batch_keeps_what_is_done(sdk: Any) -> None:
 
 
 def test_a_server_that_was_killed_goes_on_and_does_no_line_twice(tmp_path: Path) -> None:
-    content = lines([{**BODIES[CHAT], "max_tokens": 40, "ignore_eos": True, "seed": n} for n in range(30)], CHAT)
+    content = lines([{**BODIES[CHAT], "max_tokens": 100, "ignore_eos": True, "seed": n} for n in range(30)], CHAT)
     with serve_process(tmp_path) as server, sdk_of(server.url) as sdk:
         batch = begin(sdk, content)
         wait_until(lambda: sdk.batches.retrieve(batch.id).request_counts.completed >= 3)
@@ -184,7 +184,7 @@ async def test_beside_a_client_one_line_is_under_way() -> None:
         await until(lambda: under_way() > 1)
         assert not table.turns.foreground_runs()
         client = await cleanup.enter_async_context(services.sessions.ephemeral())
-        request = TurnRequest([5, 6, 7], SamplingParams(seed=0), StopRule(max_tokens=500), TextRule())
+        request = TurnRequest([5, 6, 7], SamplingParams(seed=0), StopRule(max_tokens=900), TextRule())
         services.sessions.turns.start(client, request, cleanup)
         await until(lambda: under_way() <= 1)
         seen = []

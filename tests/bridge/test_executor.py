@@ -33,7 +33,7 @@ async def talking(info: ModelInfo) -> tuple[EngineExecutor, Deliver]:
     engine = TalkingEngine(info)
     executor = EngineExecutor(engine, ignore)
     executor.start()
-    await asyncio.to_thread(engine.runs.wait, 5)
+    await asyncio.to_thread(engine.runs.wait, 30)
     assert engine.deliver is not None
     return executor, engine.deliver
 
@@ -50,9 +50,9 @@ async def test_when_the_engine_dies_who_waits_is_told_and_who_comes_later_too(in
         await asyncio.sleep(0)
         engine.die.set()
         with pytest.raises(EngineError, match="out of memory"):
-            await asyncio.wait_for(waiting, 5)
+            await asyncio.wait_for(waiting, 30)
         with pytest.raises(EngineError, match="out of memory"):
-            await asyncio.wait_for(anext(turn), 5)
+            await asyncio.wait_for(anext(turn), 30)
         with pytest.raises(EngineError, match="out of memory"):
             await registry.memory()
         with pytest.raises(EngineError, match="out of memory"):
@@ -73,7 +73,7 @@ async def test_stop_answers_every_waiting_call(info: ModelInfo) -> None:
     with pytest.raises(EngineError):
         await waiting
     with pytest.raises(EngineError):  # a request may end later than the engine
-        await asyncio.wait_for(executor.call(Inspect), 5)
+        await asyncio.wait_for(executor.call(Inspect), 30)
 
 
 async def test_an_observer_that_fails_costs_others_no_event(info: ModelInfo, caplog: pytest.LogCaptureFixture) -> None:
@@ -88,7 +88,7 @@ async def test_an_observer_that_fails_costs_others_no_event(info: ModelInfo, cap
     turns = [executor.start_turn(submit, observe) for observe in (refuse, lambda event: None)]
     deliver([TurnFinished(turn.ticket, FinishReason.LENGTH, TurnUsage(), 2, None, None) for turn in turns])
     for turn in turns:
-        assert isinstance(await asyncio.wait_for(anext(turn), 5), TurnFinished)
+        assert isinstance(await asyncio.wait_for(anext(turn), 30), TurnFinished)
     assert "an observer of its own" in caplog.text
     await executor.stop()
 
@@ -105,7 +105,7 @@ async def test_a_turn_that_a_command_has_brought_does_not_outlive_the_engine(inf
     await until(lambda: bool(replies))
     deliver([Done(replies[0]), Lost("it was ended by SIGKILL")])
     with pytest.raises(EngineRestarting, match="SIGKILL"):
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 30)
     await executor.stop()
 
 
@@ -131,7 +131,7 @@ async def test_a_reader_that_waits_gets_what_comes_next(event: TurnEvent) -> Non
     reading = asyncio.ensure_future(anext(turn))
     await asyncio.sleep(0)
     turn.deliver(event)
-    await asyncio.wait_for(reading, 5)
+    await asyncio.wait_for(reading, 30)
 
 
 async def test_many_tokens_come_in_slices_and_in_order() -> None:

@@ -28,7 +28,7 @@ ARGUMENTS = [
     "--disable-sync",
 ]
 SIZE: Any = {"width": 1280, "height": 900}
-WAIT_MS = 15_000
+WAIT_MS = 30_000
 """For what the page should soon show, on a busy machine."""
 DRAW_MS = 60_000
 """For the page of the API, of which each change draws all routes: seconds of a core that others use too."""

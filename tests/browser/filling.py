@@ -8,7 +8,7 @@ import httpx
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, Route
 
-DEADLINE_S = 15
+DEADLINE_S = 60
 SEE = """(state) => {
   Object.defineProperty(document, "visibilityState", { value: state, configurable: true });
   document.dispatchEvent(new Event("visibilitychange"));

@@ -18,6 +18,8 @@ from client.models import SessionInfo
 from tests.waiting import wait_until
 
 AnswerWith = Callable[[bytes], str]
+NOBODY = "http://127.0.0.1:9"
+"""Where no server listens, and none that other tests start: systems give them other ports."""
 SESSION = SessionInfo.model_validate_json("""{
     "id": "ses_1", "tenant": null, "state": "idle", "phase": "compute", "residency": "best_effort",
     "adapter": null, "tokens": 0,

@@ -20,7 +20,7 @@ from client import edge, errors
 from client.calls import TurnOptions
 from client.edge import Connection
 from client.transport import AsyncTransport, Transport
-from tests.client.conftest import SESSION, AnswerWith
+from tests.client.conftest import NOBODY, SESSION, AnswerWith
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-Request-Id: req_1\r\nConnection: close\r\n\r\n"
 TOKEN = b'event: token\ndata: {"text": "a", "token_ids": [1]}\n\n'
@@ -31,34 +31,34 @@ BUSY = (
 PROXY_PAGE = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 15\r\n\r\n<h1>no luck</h1>"
 PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 5\r\n\r\nhello"
 BROKEN_OFF = STREAM.replace(b"Connection: close", b"Transfer-Encoding: chunked") + b"100\r\n" + TOKEN
-Ask = Callable[[str], object]
+Ask = Callable[..., object]
 
 
-def health(url: str) -> object:
-    with client.Djinn(url, timeout=0.5, max_retries=0) as djinn:
+def health(url: str, timeout: float = 30) -> object:
+    with client.Djinn(url, timeout=timeout, max_retries=0) as djinn:
         return djinn.health()
 
 
-def health_async(url: str) -> object:
+def health_async(url: str, timeout: float = 30) -> object:
     async def ask() -> object:
-        async with client.AsyncDjinn(url, timeout=0.5, max_retries=0) as djinn:
+        async with client.AsyncDjinn(url, timeout=timeout, max_retries=0) as djinn:
             return await djinn.health()
 
     return asyncio.run(ask())
 
 
-def stream(url: str) -> object:
+def stream(url: str, timeout: float = 30) -> object:
     """Read a turn's events from whatever the server answers."""
     with (
-        closing(Transport(Connection(url, None, timeout=0.5))) as transport,
+        closing(Transport(Connection(url, None, timeout=timeout))) as transport,
         client.Session(transport, SESSION).stream(prompt="x") as turn,
     ):
         return list(turn)
 
 
-def stream_async(url: str) -> object:
+def stream_async(url: str, timeout: float = 30) -> object:
     async def ask() -> object:
-        transport = AsyncTransport(Connection(url, None, timeout=0.5))
+        transport = AsyncTransport(Connection(url, None, timeout=timeout))
         try:
             async with client.AsyncSession(transport, SESSION).stream(prompt="x") as turn:
                 return [event async for event in turn]
@@ -73,15 +73,15 @@ streamed_call = pytest.mark.parametrize("ask", [stream, stream_async])
 
 
 @any_call
-def test_nobody_listens(ask: Ask, unused_tcp_port: int) -> None:
-    with pytest.raises(client.ConnectionFailed, match=f"http://127.0.0.1:{unused_tcp_port}/"):
-        ask(f"http://127.0.0.1:{unused_tcp_port}")
+def test_nobody_listens(ask: Ask) -> None:
+    with pytest.raises(client.ConnectionFailed, match=f"{NOBODY}/"):
+        ask(NOBODY)
 
 
 @any_call
 def test_silence(ask: Ask) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(client.Timeout):
-        ask(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        ask(f"http://127.0.0.1:{silent.getsockname()[1]}", 0.5)
 
 
 @any_call

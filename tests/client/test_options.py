@@ -18,7 +18,7 @@ from tests.client.conftest import GREEDY, paused, wait_until_idle
 from tests.processes import serve_process
 from tests.serving import serve
 
-LONG: dict[str, Any] = {"prompt": "x", "max_tokens": 900, "ignore_eos": True}
+LONG: dict[str, Any] = {"token_ids": [5], "max_tokens": 900, "ignore_eos": True}
 
 
 def test_the_environment_says_where_the_server_is_and_which_key_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,8 +45,8 @@ def test_the_environment_says_where_the_server_is_and_which_key_it_takes(monkeyp
 
 def test_a_call_has_a_timeout_of_its_own(djinn: Djinn) -> None:
     with djinn.sessions.create() as session:
-        hasty = djinn.with_options(timeout=0.05, max_retries=1).sessions.get(session.id, timeout=30)
-        for asked, timeout in ((session, 0.05), (session.with_options(timeout=0.05), UNSET), (hasty, UNSET)):
+        hasty = djinn.with_options(timeout=0.15, max_retries=1).sessions.get(session.id, timeout=30)
+        for asked, timeout in ((session, 0.15), (session.with_options(timeout=0.15), UNSET), (hasty, UNSET)):
             with pytest.raises(client.Timeout):
                 asked.generate(**LONG, timeout=timeout)
             assert wait_until_idle(session).tokens < 900

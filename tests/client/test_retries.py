@@ -39,7 +39,7 @@ Ask = Callable[..., Any]
 
 
 def blocking(url: str, work: str, *names: str, **options: Any) -> Any:
-    with Djinn(url, timeout=5, **options) as djinn:
+    with Djinn(url, timeout=30, **options) as djinn:
         if work == "ready":
             return djinn.ready()
         return djinn.sessions.create() if work == "create" else getattr(djinn.vectors, work)(*names)
@@ -47,7 +47,7 @@ def blocking(url: str, work: str, *names: str, **options: Any) -> Any:
 
 def asynchronous(url: str, work: str, *names: str, **options: Any) -> Any:
     async def ask() -> Any:
-        async with AsyncDjinn(url, timeout=5, **options) as djinn:
+        async with AsyncDjinn(url, timeout=30, **options) as djinn:
             if work == "ready":
                 return await djinn.ready()
             return await (djinn.sessions.create() if work == "create" else getattr(djinn.vectors, work)(*names))

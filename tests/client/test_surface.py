@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from anthropic import Anthropic
+from openai import OpenAI
 from packaging.requirements import Requirement
 
 import app.domain.breakpoints
@@ -145,7 +147,11 @@ def test_examples_run_as_they_are_printed(
     for printed, here in {"http://127.0.0.1:8000": server_url, **SMALLER}.items():
         example = example.replace(printed, here)
     monkeypatch.chdir(tmp_path)
-    exec(compile(example, "example", "exec", dont_inherit=True), {"__name__": "__main__"})
+    made: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(example, "example", "exec", dont_inherit=True), made)
+    for each in made.values():
+        if isinstance(each, OpenAI | Anthropic):  # collected open, it may warn of its sockets in a later test
+            each.close()
     out, err = capsys.readouterr()
     assert out
     assert err == ""

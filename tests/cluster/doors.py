@@ -1,7 +1,6 @@
 """A replica that has nothing itself, as a door before others that do as a test says."""
 
-import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +20,7 @@ from app.web.middleware import RequestMiddleware
 from tests.cluster.pair import KEY
 from tests.errors import error_response
 from tests.serving import PromptServer
+from tests.waiting import until
 
 HERE = "d"
 
@@ -51,13 +51,6 @@ class Known:
     async def changed(self) -> None:
         before = dict(self.members)
         await until(lambda: self.members != before)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(6000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
 
 
 class Nothing:

@@ -41,7 +41,7 @@ class Etcd(Program):
         self.host = f"127.0.0.1:{port}"
         self.url = f"etcd://{self.host}"
         scheme = "https" if "--cert-file" in flags else "http"
-        self._client = httpx.Client(base_url=f"{scheme}://{self.host}", verify=False, timeout=1)
+        self._client = httpx.Client(base_url=f"{scheme}://{self.host}", verify=False, timeout=10)
         client, peer = f"{scheme}://{self.host}", f"http://127.0.0.1:{peer_port}"
         command = f"etcd --unsafe-no-fsync --listen-client-urls {client} --advertise-client-urls {client}"
         command += f" --listen-peer-urls {peer} --initial-advertise-peer-urls {peer} --initial-cluster default={peer}"

@@ -1,6 +1,5 @@
 """Replicas as children: started, started again from their own folder, drained; never two of one name."""
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -36,7 +35,6 @@ print(f"Djinn serves tiny on http://127.0.0.1:{1000 + starts}", flush=True)
 while True:
     time.sleep(1)
 """
-LOOKS = 3000
 FIRST, SECOND = "http://127.0.0.1:1001", "http://127.0.0.1:1002"
 
 
@@ -62,11 +60,7 @@ def _specs(folder: Path, *, has_standby: bool = False) -> list[ReplicaSpec]:
 
 
 async def _found(replicas: Replicas, **urls: str) -> None:
-    for _ in range(LOOKS):
-        if replicas.urls() == urls:
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(replicas.urls())
+    await until(lambda: replicas.urls() == urls)
 
 
 def _pid(file: Path) -> int:

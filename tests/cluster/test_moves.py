@@ -171,7 +171,7 @@ def test_a_session_has_one_home_after_a_kill_anywhere_in_the_protocol(tmp_path: 
             status_of_move, told = code(servers.move(chain.session))
             assert status_of_move == 503
             assert told == ("peer_away" if place == UNTOUCHED else "move_unsettled") or place == EITHER
-        assert servers.processes[dies].exit_status(10) == -9
+        assert servers.processes[dies].exit_status(60) == -9
         servers.end(dies)
         survivor = servers.clients["b" if dies == "a" else "a"]
         found = survivor.get(f"/v1/sessions/{chain.session}").status_code

@@ -79,7 +79,7 @@ class Agent:
         """Take a turn and be gone for long: return when the KV is on disk, where nothing moves it any more."""
         assert await self._take_turn(client)
         await self._signal(client, "idle")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await client.get(self.path)).json()["kv"]["tier"] != "disk":  # noqa: ASYNC110 (no event says so)
                 await asyncio.sleep(0.005)
         self.on_disk = True

@@ -102,8 +102,8 @@ async def test_a_call_that_leaves_nothing_does_not_wait_for_the_journal(tmp_path
     with serving(tmp_path) as http:
         session = open_session(http)
         with held_up(tmp_path):
-            assert http.post("/v1/completions", json=call, timeout=3).status_code == 200
-            assert http.post(f"/v1/sessions/{session}/phase", json={"phase": "idle"}, timeout=3).status_code == 200
+            assert http.post("/v1/completions", json=call).status_code == 200
+            assert http.post(f"/v1/sessions/{session}/phase", json={"phase": "idle"}).status_code == 200
 
 
 def test_a_session_that_expired_meanwhile_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """Grammars compiled: those that are invalid, too large or too slow are refused, and soon."""
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,12 +82,10 @@ def test_a_copy_goes_its_own_way_and_tokens_that_do_not_match_are_refused(gramma
     ],
 )
 def test_what_cannot_be_compiled_is_refused_soon_by_its_field(grammars: Grammars, grammar: Grammar, says: str) -> None:
-    began = time.monotonic()
     with pytest.raises(FieldOutOfRange, match=says) as caught:
-        grammars.compile(grammar).result()
+        grammars.compile(grammar).result(TIMEOUT_S)
     assert caught.value.param == grammar.field
     assert caught.value.message.startswith(grammar.field)
-    assert time.monotonic() - began < TIMEOUT_S
 
 
 @pytest.mark.parametrize(
@@ -101,9 +98,7 @@ def test_what_cannot_be_compiled_is_refused_soon_by_its_field(grammars: Grammars
     ids=["enum", "recursive", "repeated"],
 )
 def test_large_grammars_compile_soon(grammars: Grammars, grammar: Grammar) -> None:
-    began = time.monotonic()
-    grammars.compile(grammar).result()
-    assert time.monotonic() - began < TIMEOUT_S
+    grammars.compile(grammar).result(TIMEOUT_S)
 
 
 def test_a_vocabulary_that_cannot_be_read_is_told_of_at_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -125,9 +120,7 @@ def test_a_full_queue_refuses_and_a_cancelled_compilation_leaves_it(grammars: Gr
         grammars.compile(regex("one more"))
     assert (caught.value.retry_after_s or 0) > 0
     assert sum(each.cancel() for each in waiting) >= MAX_WAITING - 1
-    began = time.monotonic()
-    grammars.compile(regex("one more")).result()
-    assert time.monotonic() - began < TIMEOUT_S
+    grammars.compile(regex("one more")).result(TIMEOUT_S)
 
 
 def test_a_refused_grammar_is_refused_again_at_once_and_does_not_spoil_the_next(grammars: Grammars) -> None:

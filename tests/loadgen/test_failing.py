@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
@@ -24,7 +23,7 @@ from tests.loadgen.stubs import openai_app, serving
 AGENTS, TURNS, TOKENS = 2, 2, 4
 LOAD = f"""
     --agents {AGENTS} --turns {TURNS} --context 40 --resume-tokens 8 --completion-tokens {TOKENS} --system-tokens 8
-    --rate inf --think 0:0 --turn-timeout 0.5
+    --rate inf --think 0:0 --turn-timeout 60
 """.split()
 EVENT = b'data: {"choices": [{"text": "a", "token_ids": [97]}]}\n\n'
 DONE = b'data: {"choices": [], "usage": {"prompt_tokens": 40, "completion_tokens": 4}}\n\ndata: [DONE]\n\n'
@@ -95,16 +94,14 @@ async def break_off() -> None:
 def test_every_turn_fails_by_its_kind(
     complete: Complete, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    started = time.monotonic()
     with serving(openai_app(complete)) as url:
-        code, found = density(tmp_path, url)
+        code, found = density(tmp_path, url, *["--turn-timeout", "0.5"] * (kind == "Timeout"))
     assert code == 1
     assert errors(found) == {kind: AGENTS}
     # The turn before the clock starts is no figure: nobody counts its tokens.
     assert value(found, "errors between turns", target="ill") == (0 if kind == "WrongTokenCount" else 1)
     assert value(found, "turns completed", target="ill") == 0
     assert kind in capsys.readouterr().out
-    assert time.monotonic() - started < 20
 
 
 def test_a_server_that_goes_away_under_the_load(tmp_path: Path) -> None:
@@ -121,7 +118,7 @@ def test_a_server_that_goes_away_under_the_load(tmp_path: Path) -> None:
         url = stack.enter_context(serving(openai_app(complete)))
         closing = threading.Thread(target=lambda: stack.close() if crowded.wait(30) else None)
         closing.start()
-        arrivals = ["--agents", "30", "--arrivals", "constant", "--rate", "20", "--turn-timeout", "10"]
+        arrivals = ["--agents", "30", "--arrivals", "constant", "--rate", "20"]
         code, found = density(tmp_path, url, *arrivals)
         closing.join()
     assert code == 1

@@ -182,7 +182,7 @@ async def test_its_session_waits_for_each_call_without_a_word(url: str) -> None:
     for text in ("What is there?", "Something. ", "Nothing more."):
         clock = TurnClock()
         costs.append(await agent.run_turn(await target.tokenize(text, False), 90, clock))
-        assert len(clock.token_times_s) > 20
+        assert 0 < clock.token_times_s[0] <= clock.token_times_s[-1] <= clock.over_s
     await agent.close()
     await target.close()
     async with httpx.AsyncClient(base_url=url) as http:

@@ -115,7 +115,7 @@ def test_a_wait_for_kv_is_not_a_wait_in_the_queue() -> None:
     clock = TurnClock(metrics.turns)
     clock.observe(Started(Ticket(1), 0, restore_ms=300.0, at=time.perf_counter() + 0.5))
     assert clock.restore_ms == 300
-    assert clock.queue_ms == pytest.approx(200, abs=20)
+    assert 200 <= clock.queue_ms < 450
     TurnClock(metrics.turns).observe(Started(Ticket(2), 0))
     counts = {
         sample.name: sample.value

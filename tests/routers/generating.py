@@ -8,6 +8,8 @@ from typing import Any, cast
 import httpx
 from httpx_sse import ServerSentEvent, connect_sse
 
+from tests.waiting import PATIENCE_S
+
 PROMPT: dict[str, Any] = {"token_ids": [5, 6, 7, 8], "ignore_eos": True}
 GREEDY = {**PROMPT, "temperature": 0}
 CONTEXT = {**GREEDY, "token_ids": list(range(3, 103)), "max_tokens": 4}
@@ -22,7 +24,7 @@ def streaming(http: httpx.Client, session: str, **body: Any) -> Iterator[Iterato
 
 
 def wait_for(http: httpx.Client, session: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while not condition(found := http.get(session).json()):
         assert time.monotonic() < deadline, found
         time.sleep(0.005)

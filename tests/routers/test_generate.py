@@ -23,6 +23,7 @@ from tests.routers.breakpoints.pausing import arm, generate, open_session, resum
 from tests.routers.generating import GREEDY, PROMPT, streaming, wait_until_idle
 from tests.serving import tiny_settings
 from tests.taking_turns import start_turn
+from tests.waiting import until
 
 
 def test_no_new_tokens_goes_on_where_the_turn_before_stopped(http: httpx.Client, session: str) -> None:
@@ -90,7 +91,7 @@ async def test_a_turn_is_refused_if_the_history_changes_while_its_text_waits_to_
             for _ in range(max(1, (os.cpu_count() or 1) // 2)):
                 await places.enter_async_context(services.side_work.turn(None, Lane.TEXT))
             late = asyncio.create_task(http.post(path, json={"prompt": "late", "max_tokens": 1}))
-            await asyncio.sleep(0.1)
+            await until(lambda: bool(services.side_work._free[None, Lane.TEXT]._waiters))
             other = start_turn(services.sessions, session, [5, 6], SamplingParams(seed=0), StopRule(max_tokens=1))
             await other.ended.wait()
         assert "changed" in assert_error(await late, 409, "wrong_state")

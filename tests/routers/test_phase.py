@@ -105,11 +105,11 @@ def test_kv_is_back_before_the_next_turn(
 ) -> None:
     generate(http, session, **CONTEXT)
     http.post(f"{session}/phase", json=wait)
-    wait_for(http, session, in_tier("host"))
     if then is not None:
+        wait_for(http, session, in_tier("host"))
         assert http.post(f"{session}/phase", json=then).json()["phase"] == "ready"
-    back = wait_for(http, session, in_tier("device"))
-    assert back["phase"] == ("io_wait" if then is None else "ready")
+    back = wait_for(http, session, lambda found: bool(found["usage"]["restores"]))
+    assert (back["phase"], back["kv"]["tier"]) == ("io_wait" if then is None else "ready", "device")
     assert back["usage"]["restores"] == 1
     generate(http, session)
     assert http.get(session).json()["usage"]["resume_ms"]["restore"] == 0

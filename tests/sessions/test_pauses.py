@@ -255,7 +255,7 @@ async def test_arming_waits_for_the_journal_and_one_who_leaves_meanwhile_leaves_
             leaving.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await leaving
-        await asyncio.wait_for(staying, 10)
+        await asyncio.wait_for(staying, 60)
         assert list(session.breakpoints) == [EACH_TOKEN.id, WATCH.id]
     async with running_services(state_dir=tmp_path) as services:
         back = services.sessions.table.get(session.id)

@@ -19,6 +19,7 @@ from app.sessions.side_work import Lane, SideWork
 from tests.conftest import ServeWith
 from tests.errors import assert_error
 from tests.file_sizes import free_on_disks
+from tests.waiting import settled
 
 # The journal's room on a disk.
 
@@ -104,7 +105,7 @@ async def test_a_tenant_has_few_pieces_at_once_and_others_do_not_wait_for_them()
 async def test_who_leaves_keeps_the_place_until_the_work_is_done() -> None:
     work, leave = SideWork(calm), threading.Event()
     left = [asyncio.create_task(work.run("a", leave.wait, 30)) for _ in range(AT_ONCE)]
-    await asyncio.sleep(0.05)
+    await settled()
     for task in left:
         task.cancel()
     after = asyncio.create_task(work.run("a", str))

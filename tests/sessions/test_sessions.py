@@ -83,7 +83,7 @@ async def test_drain_lets_short_turns_end_cancels_long_ones_and_takes_no_more(re
     long, short = registry.create(), registry.create()
     endless = start_turn(registry, long, PROMPT, GREEDY, LONG)
     brief = start_turn(registry, short, PROMPT, GREEDY, StopRule(max_tokens=2))
-    await drain(registry, timeout_s=0.1)
+    await drain(registry, timeout_s=0.4)
     assert (await finish(brief)).reason is FinishReason.LENGTH
     assert (await finish(endless)).reason is FinishReason.CANCELLED
     with pytest.raises(Draining):

@@ -73,9 +73,8 @@ def test_batches_and_embeddings_take_the_room_that_there_is(client: ClientOf) ->
     wait_until(lambda: few.get(f"/v1/batches/{batch}").json()["status"] == "in_progress")
     time.sleep(0.3)
     few.delete(f"/v1/sessions/{held[0]}").raise_for_status()
-    began = time.monotonic()
-    wait_until(lambda: few.get(f"/v1/batches/{batch}").json()["request_counts"]["completed"] == 9)
-    assert time.monotonic() - began < 15, "not after Retry-After, a minute"
+    # Not after Retry-After, a minute.
+    wait_until(lambda: few.get(f"/v1/batches/{batch}").json()["request_counts"]["completed"] == 9, 45)
 
 
 def tokens_left(http: httpx.Client) -> int:

@@ -20,6 +20,7 @@ from app.model_store.saved import ModelTokenizer
 from app.text.generation import StopMatcher, TextChunk, TextRule, TurnReader
 from app.text.tokenizer import Tokens
 from tests.hugging_face import byte_tokenizer
+from tests.waiting import settled
 
 PROMPT_TOKENS = 7
 
@@ -102,7 +103,7 @@ class Driven:
         return TurnUsage(prompt_tokens=PROMPT_TOKENS, completion_tokens=self.made)
 
     async def read(self) -> Paused | TurnFinished:
-        return await asyncio.wait_for(self.reader.read(), 5)
+        return await asyncio.wait_for(self.reader.read(), 30)
 
     async def run(self, token_ids: Sequence[int], pauses: Sequence[int] = ()) -> TurnFinished:
         """Make these tokens, and pause after each of so many. Returns how the turn ended."""
@@ -186,7 +187,7 @@ async def test_a_reader_that_leaves_in_the_middle_loses_nothing() -> None:
     driven = Driven()
     reading = asyncio.create_task(driven.reader.read())
     driven.send(ids_of("a"))
-    await asyncio.sleep(0.01)
+    await settled()
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading

@@ -1,7 +1,6 @@
 """Refusals: one shape for each dialect, in the server's own words, with the field, what it takes and what it got."""
 
 import re
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -114,9 +113,7 @@ def test_a_byte_order_mark_is_not_read(http: httpx.Client) -> None:
 def test_a_hostile_body_is_refused_at_once(http: httpx.Client) -> None:
     """A string without an end, full of quotes that could each begin another one."""
     body = b'"' + b'\\"' * 1_000_000 + b"[" * 101
-    began = time.perf_counter()
     assert_error(http.post("/v1/sessions", content=body, headers=JSON, timeout=5), 400, "malformed_request")
-    assert time.perf_counter() - began < 5
 
 
 @pytest.mark.parametrize("word", ["x" * 30_000, "x%20" * 7_500])

@@ -7,6 +7,7 @@ import pytest
 from starlette.types import Message
 
 from app.web.sse import KEEP_ALIVE, EventStream
+from tests.waiting import until
 
 SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": [], "asgi": {"spec_version": "2.3"}}
 
@@ -53,11 +54,11 @@ async def test_a_quiet_stream_is_kept_alive_by_comments_until_its_client_leaves(
     connection, closed = Connection(stuck_after), asyncio.Event()
     stream = EventStream(events(closed, *parts, then_wait=stuck_after is None), keep_alive_s=0.02)
     running = asyncio.create_task(stream(SCOPE, connection.receive, connection.send))
-    await asyncio.sleep(0.1)
+    await until(lambda: connection.sending[: len(sending)] == sending)
+    await asyncio.sleep(0.05)
     assert not running.done()
-    assert connection.sending[: len(sending)] == sending
     assert connection.sending[len(sending) :].count(KEEP_ALIVE) == len(connection.sending) - len(sending)
     connection.gone.set()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, 30)
     assert closed.is_set()
     assert (KEEP_ALIVE[:1], KEEP_ALIVE[-2:]) == (b":", b"\n\n")

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,12 +25,13 @@ from client.shell.overview import overview
 from client.shell.rates import look, rates_between
 from client.shell.session_table import Row, session_table
 from client.shell.wording import CONTROL, harmless, on_one_line, visible
-from tests.client.conftest import SESSION, AnswerWith
+from tests.client.conftest import NOBODY, SESSION, AnswerWith
 from tests.client.shell.terminals import CTRL_C, djinn_in_terminal
 from tests.incident import NAMED, incident
 from tests.processes import serve_process
 from tests.serving import serve
 from tests.tenants.tenant_files import tenant, write_tenants
+from tests.waiting import wait_until
 
 WIDE = "\u4e16\u754c" * 20
 BOTH_SCREENS = re.compile(r"\x1b\[\?1049h.*\x1b\[\?1049l", re.DOTALL)
@@ -125,8 +125,8 @@ def test_a_server_that_goes_away_ends_watching_with_a_word(tmp_path: Path) -> No
     assert server.url in said
 
 
-def test_no_server_is_said_with_what_to_do(unused_tcp_port: int, capsys: pytest.CaptureFixture[str]) -> None:
-    url = f"http://127.0.0.1:{unused_tcp_port}"
+def test_no_server_is_said_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    url = NOBODY
     assert main(["ps", "--url", url]) == 1
     out, err = capsys.readouterr()
     assert out == ""
@@ -209,14 +209,13 @@ def test_what_is_wrong_comes_first(
     monkeypatch.setenv("COLUMNS", "160")
     with incident(tmp_path) as of:
         monkeypatch.setenv("DJINN_API_KEY", "agents")
-        deadline = time.monotonic() + 10
-        while True:
+
+        def all_is_told() -> bool:
             assert main(["top", "--count", "1", "--url", str(of["agents"].base_url)]) == 0
             told = [line.removeprefix("! ") for line in capsys.readouterr().out.splitlines() if line.startswith("! ")]
-            if [each for each in NAMED if not any(re.match(each, line) for line in told)] == []:
-                break
-            assert time.monotonic() < deadline, told
-            time.sleep(0.2)
+            return all(any(re.match(each, line) for line in told) for each in NAMED)
+
+        wait_until(all_is_told)
         mine = of["greedy"].get("/v1/findings").json()
     assert [re.sub(r"\d", "0", each["text"]) for each in mine["data"]] == ["0 turns in the queue"]
     assert mine["capacity"] is None

@@ -76,7 +76,7 @@ def turns_of(url: str) -> Iterator[list[dict[str, Any]]]:
     with ThreadPoolExecutor(1) as reads:
         thread = threading.Thread(target=follow, daemon=True)
         thread.start()
-        assert listens.wait(10)
+        assert listens.wait(60)
         yield ended
 
 

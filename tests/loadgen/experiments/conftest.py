@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -16,8 +15,7 @@ from loadgen.report import drawing
 from loadgen.report.report import Report, read_report
 from tests.processes import hear_interrupts
 from tests.serving import serve
-
-TIMEOUT_S = 60
+from tests.waiting import PATIENCE_S, wait_until
 
 
 def result(folder: Path, *words: str) -> Report:
@@ -48,13 +46,9 @@ def interrupt(arguments: Sequence[str], under_way: Callable[[], bool]) -> str:
     command = [sys.executable, "-m", "loadgen", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=hear_interrupts) as process:
         try:
-            deadline = time.monotonic() + TIMEOUT_S
-            while not under_way():
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            wait_until(lambda: process.poll() is not None or under_way())
             process.send_signal(signal.SIGINT)
-            output, _ = process.communicate(timeout=30)
+            output, _ = process.communicate(timeout=PATIENCE_S)
         finally:
             process.kill()
     assert process.returncode == 130

@@ -114,5 +114,5 @@ def test_a_peer_from_start_to_stop(source: LlamaCppSource, model: Path, capsys: 
     assert all(peer.name in said for peer in PEERS)
     assert main(["peers", "stop", "llamacpp"]) == 0
     assert "llamacpp has stopped" in capsys.readouterr().out
-    assert psutil.wait_procs(processes, timeout=1)[1] == []
+    assert psutil.wait_procs(processes, timeout=30)[1] == []
     assert main(["peers", "stop", "llamacpp"]) == 2

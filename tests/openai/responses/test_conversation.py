@@ -68,12 +68,12 @@ def test_instructions_are_of_one_response_only(sdk: Any) -> None:
 
 def test_a_response_that_is_not_stored_is_not_kept(sdk: Any, http: httpx.Client) -> None:
     first = sdk.responses.create(**GREEDY, input="One")
-    before = len(http.get("/v1/sessions", params={"limit": 100}).json()["data"])
+    before = http.get("/v1/memory").json()["sessions"]
     unstored, session = session_of(sdk, **GREEDY, input="Two", previous_response_id=first.id, store=False)
     stored = sdk.responses.create(**GREEDY, input="Two", previous_response_id=first.id)
     assert unstored.output_text == stored.output_text
     assert session is not None
-    assert len(http.get("/v1/sessions", params={"limit": 100}).json()["data"]) == before + 1
+    assert http.get("/v1/memory").json()["sessions"] == before + 1
     assert_error(http.get(f"/v1/responses/{unstored.id}"), 404, "not_found", param="response_id")
 
 

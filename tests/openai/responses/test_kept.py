@@ -97,9 +97,8 @@ def test_a_running_response_can_be_cancelled(sdk: Any, http: httpx.Client) -> No
 
 def test_a_response_whose_turn_is_cancelled_can_be_read_again(sdk: Any, http: httpx.Client) -> None:
     def cancels_turn() -> bool:
-        sessions = http.get("/v1/sessions", params={"limit": 100}).json()["data"]
-        running = [each["id"] for each in sessions if each["state"] == "running"]
-        return bool(running) and http.post(f"/v1/sessions/{running[0]}/cancel").is_success
+        running = http.get("/v1/sessions", params={"state": "running"}).json()["data"]
+        return bool(running) and http.post(f"/v1/sessions/{running[0]['id']}/cancel").is_success
 
     with ThreadPoolExecutor() as pool:
         made = pool.submit(sdk.responses.create, **LONG)

@@ -118,10 +118,13 @@ def guarded() -> Iterator[Edge]:
         (GET[:-2] + b"Content-Length: 1500000000\r\n", 413, "request_too_large"),
     ],
 )
-def test_a_large_body_is_not_read_after_its_answer(guarded: Edge, head: bytes, status: int, code: str) -> None:
+def test_a_large_body_is_not_read_after_its_answer(
+    guarded: Edge, head: bytes, status: int, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connection = guarded.connect(head + b"\r\n")
     assert_last(read_to_end(connection), status, code)
     wait_until(lambda: is_refused(connection, b"x"))
+    monkeypatch.setattr(connections, "LINGER_S", 30.0)
     connection = guarded.connect(IMPORT + b"Content-Length: 5000000000\r\n\r\n")
     connection.sendall(bytes(8 << 20))  # before it reads
     assert_last(read_to_end(connection), 401, "invalid_api_key")

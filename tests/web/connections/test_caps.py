@@ -134,6 +134,7 @@ def test_half_open_connections_do_not_keep_others_out(tmp_path: Path) -> None:
     with serve_process(tmp_path / "state", descriptors=(256, 256)) as server, flood(server):
         # Those that have just come have a moment to speak: until it is over the server says to come again.
         wait_until(lambda: httpx.get(f"{server.url}/health", timeout=PATIENCE_S).status_code == 200)
+        time.sleep(2 * GRACE_S)
         for _ in range(10):
             assert httpx.get(f"{server.url}/health", timeout=PATIENCE_S).status_code == 200
         assert_quiet(server)

@@ -17,6 +17,7 @@ from websockets.sync.connection import Connection
 from app.machine.budget import Share
 from app.web.bodies import body_budget
 from app.web.protocol import WebSocketProtocol
+from tests.waiting import settled
 from tests.web.connections.conftest import GET, HEADER, LIMIT, PATIENCE_S, Edge, read_answer, read_to_end, serving
 
 PONG = b"\x8a\x00"
@@ -164,13 +165,13 @@ async def test_a_message_that_comes_counts_while_the_application_has_one() -> No
         await receive()
 
     protocol, _ = protocol_of(busy)
-    await asyncio.sleep(0.01)
+    await settled()
     protocol.data_received(frame(Opcode.TEXT, bytes(1000)))
-    await asyncio.sleep(0.01)
+    await settled()
     protocol.data_received(frame(Opcode.TEXT, bytes(5000), fin=False) + frame(Opcode.CONT, bytes(3000))[:2000])
     assert 1000 + 5000 + 1900 < share.held < 1000 + 5000 + 2100
     turn.set()
-    await asyncio.sleep(0.01)
+    await settled()
     assert 5000 + 1900 < share.held < 5000 + 2100  # the application is done with the first
     protocol.connection_lost(None)
 
@@ -182,9 +183,9 @@ async def test_a_server_ends_while_a_client_that_has_closed_reads_nothing() -> N
         await receive()
 
     protocol, transport = protocol_of(accepting)
-    await asyncio.sleep(0.01)
+    await settled()
     protocol.data_received(frame(Opcode.CLOSE, struct.pack("!H", 1000)))
-    await asyncio.sleep(0.01)
+    await settled()
     protocol.shutdown()  # what was sent before still waits for the client
     assert transport.close.called
     protocol.connection_lost(None)
