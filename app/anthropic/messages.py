@@ -223,7 +223,7 @@ class UserInput(OpenBody):
     """What the user says, and what tools answered."""
 
     role: Literal["user"]
-    content: TextOrList[str, LongList[UserBlock]]
+    content: TextOrList[str, Annotated[LongList[UserBlock], Field(min_length=1)]]
 
     def without_effect(self) -> list[str]:
         """Images and documents."""

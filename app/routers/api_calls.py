@@ -50,6 +50,8 @@ from app.wire.extras import IgnoredFields, OpenBody
 
 MOMENT_S = 2.0
 """How long a call waits for the turn of the session that it continues."""
+MAX_FREED_ALONE = 4
+"""Of the tools of one call: each costs another compilation."""
 SessionHeader = Annotated[
     str | None,
     Header(
@@ -290,8 +292,8 @@ class ApiCall:
     async def _held(
         self, body: CallBody, asked: SamplingParams, use: ToolUse, opening: Opening, budget: int | None
     ) -> SamplingParams:
-        """The parameters with the compiled grammar of the turns. If it is refused, a second grammar leaves out the
-        schemas that calls need not follow, and these are named in `ignored`.
+        """The parameters with the compiled grammar of the turns. If it is refused for a schema that calls need not
+        follow, another grammar leaves that out, or all such if none alone is at fault. They are named in `ignored`.
         """
         turns, places = self.services.sessions.turns, body.schema_places()
 
@@ -301,14 +303,19 @@ class ApiCall:
             await turns.compile_grammar(self.owner, sampling, body.min_tokens, self.cleanup)
             return sampling
 
-        try:
-            return await held(use)
-        except FieldOutOfRange:
-            if not use.free:
-                raise
-        sampling = await held(replace(use, only_strict=True))
-        self.ignored.add(places[tool.name] for tool in use.free if tool.name in places)
-        return sampling
+        while True:
+            try:
+                sampling = await held(use)
+            except FieldOutOfRange as error:
+                left = {tool.name for tool in use.free} - use.freed
+                if not left:
+                    raise
+                odd = {name for name in left if places.get(name) == error.param}
+                alone = odd and len(use.freed) < MAX_FREED_ALONE
+                use = replace(use, freed=use.freed | (odd if alone else left))
+            else:
+                self.ignored.add(places[tool.name] for tool in use.free if tool.name in use.freed & places.keys())
+                return sampling
 
     async def start(
         self,

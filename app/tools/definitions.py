@@ -66,8 +66,8 @@ class ToolUse:
     allowed: frozenset[str] = field(default_factory=frozenset)
     parallel: bool = True
     """Whether the turn may hold several calls."""
-    only_strict: bool = False
-    """Whether the grammar of the turn leaves out the schemas of tools that are not strict."""
+    freed: frozenset[str] = frozenset()
+    """Those tools whose schemas the grammar of the turn leaves out."""
 
     @classmethod
     def of(cls, tools: Sequence[Tool], mode: ToolMode, named: frozenset[str] | None, *, parallel: bool) -> Self:
@@ -108,7 +108,7 @@ class ToolUse:
 
     def holds(self, tool: Tool, *, has_form: bool) -> bool:
         """Whether the turn's grammar makes calls of the tool follow its schema. `has_form`: answers have a form."""
-        follows = (self.holds_arguments or has_form) and (tool.strict or not self.only_strict)
+        follows = (self.holds_arguments or has_form) and tool.name not in self.freed
         return follows or tool.lark is not None
 
     @property

@@ -132,8 +132,7 @@ def _pair_rules(
     """
     begin, middle, end = pair
     properties, required = schema.get("properties", {}), schema.get("required", [])
-    has_form = isinstance(properties, dict) and isinstance(required, list)
-    if not has_form or not all(isinstance(each, dict | bool) for each in properties.values()):
+    if not isinstance(properties, dict) or not isinstance(required, list):
         yield f"{name}: {_json(schema)}"
         return
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
@@ -237,13 +236,16 @@ def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def held_schema(tool: Tool) -> dict[str, Any]:
     """What holds the arguments of a tool: its schema without keywords that say nothing, as zod writes one for records,
-    and other clients null for none. Unless the tool is strict, without those that llguidance does not know.
+    and other clients null for none. Unless the tool is strict, without those that llguidance does not know. A value
+    whose schema is none may be any.
     """
     return _held(tool.schema, [], "", strict=tool.strict)
 
 
 def foreign_keywords(tool: Tool) -> list[str]:
-    """The keywords that `held_schema` leaves out although they say something, by their dotted paths."""
+    """The keywords that `held_schema` leaves out although they say something, and the values whose schemas are none, by
+    their dotted paths.
+    """
     foreign = list[str]()
     _held(tool.schema, foreign, "", strict=tool.strict)
     return foreign
@@ -252,6 +254,12 @@ def foreign_keywords(tool: Tool) -> list[str]:
 def _held(schema: Mapping[str, Any], foreign: list[str], path: str, *, strict: bool) -> dict[str, Any]:
     def known(each: Any, name: str) -> Any:
         return _held(each, foreign, f"{name}.", strict=strict) if isinstance(each, dict) else each
+
+    def named(each: Any, name: str) -> Any:
+        if isinstance(each, dict | bool):
+            return known(each, name)
+        foreign.append(name)
+        return {}
 
     held: dict[str, Any] = {}
     for key, value in schema.items():
@@ -263,7 +271,7 @@ def _held(schema: Mapping[str, Any], foreign: list[str], path: str, *, strict: b
         elif key in _VALUES:
             held[key] = value
         elif key in _NAMED and isinstance(value, dict):
-            held[key] = {inner: known(each, f"{name}.{inner}") for inner, each in value.items()}
+            held[key] = {inner: named(each, f"{name}.{inner}") for inner, each in value.items()}
         elif isinstance(value, list):
             held[key] = [known(each, f"{name}.{index}") for index, each in enumerate(value)]
         else:

@@ -68,20 +68,22 @@ class Said:
 def go_on(
     prompt: ChatPrompt, pasts: Sequence[Past], tokens: Tokens, support: ToolSupport, *, named: bool
 ) -> ChatPrompt:
-    """The prompt in the tokens of that history of which it keeps most. Each answer of the model there keeps its tokens
-    if the chat has a message in its place that means the same: equal text but for white space around it, and calls with
-    equal arguments, but for keys that are null or have the default of the tool's schema.
+    """The prompt in the tokens of that history of which it keeps most, and of equals of one that it keeps to its end.
+
+    Each answer of the model there keeps its tokens if the chat has a message in its place that means the same: equal
+    text but for white space around it, and calls with equal arguments, but for keys that are null or have the default
+    of the tool's schema.
 
     Thoughts that the chat lacks come back where the chat template writes them. Unless the history is that of a session
     that the call has `named`, it may be of another conversation: what differs is told only if the chat has the first
     answer, or an answer in its place that is much like it.
     """
-    found, most = prompt, -1
+    found, most = prompt, (-1, False, 0)
     for past in pasts:
-        continued = _Continuation(prompt, past, tokens, support).prompt(named=named)
-        kept = common_prefix(past[0], array("I", continued.token_ids))
-        if kept > most:
-            found, most = continued, kept
+        kept, continued = _Continuation(prompt, past, tokens, support).prompt(named=named)
+        rank = kept, kept >= len(past[0]) - 1, common_prefix(past[0], array("I", continued.token_ids))
+        if rank > most:
+            found, most = continued, rank
     return found
 
 
@@ -130,8 +132,8 @@ class _Continuation:
         self._past = _Spelled(history, tokens, self._ends)
         self._known: dict[int, Said] = {}
 
-    def prompt(self, *, named: bool) -> ChatPrompt:
-        """The prompt in the history's tokens."""
+    def prompt(self, *, named: bool) -> tuple[int, ChatPrompt]:
+        """How many tokens of the history are kept up to the end of an answer, and the prompt in these."""
         chat = self._with_thoughts() if self._support.thinking and self._support.reads_thoughts else None
         token_ids = self._prompt.token_ids if chat is None else self._prompt.encode(chat)
         new, past = _Spelled(token_ids, self._tokens, self._ends), self._past
@@ -156,8 +158,9 @@ class _Continuation:
                     is_known = is_known or _much_alike(self._answer(start), told)
                     break
             kept, taken, place = self._end(start), end, new.places[end]
+        because = because if kept or is_known else None
         token_ids = [*past.ids[:kept], *new.ids[taken:]]
-        return replace(self._prompt, token_ids=token_ids, recomputed_because=because if kept or is_known else None)
+        return kept, replace(self._prompt, token_ids=token_ids, recomputed_because=because)
 
     def _end(self, start: int) -> int:
         end = self._past.end(start)

@@ -127,6 +127,8 @@ Problem = dict[str, Any]
 
 OWN_WORDS = frozenset({"value_error", "role", "prompt", "kind", "item", "tool_choice"})
 """Types whose message the models here wrote themselves."""
+TOLD_APART_BY = {"kind": "type", "item": "type", "role": "role"}
+"""By such a type, the field of a value whose text the models here do not know."""
 WORDS: dict[str, Callable[[Problem], str]] = {
     "missing": lambda problem: "required",
     "extra_forbidden": lambda problem: "unknown field",
@@ -148,11 +150,16 @@ def _describe(root: Schema, problem: Problem, location: Sequence[str | int]) -> 
         # No schema has a name for it.
         return ".".join(filter(None, (field, str(location[-1])))), WORDS[kind](problem)
     if kind in OWN_WORDS:
-        return field, problem["msg"].removeprefix("Value error, ")
+        words = problem["msg"].removeprefix("Value error, ")
+        name, value = TOLD_APART_BY.get(kind), problem["input"]
+        has_name = isinstance(value, dict) and name in value
+        return field, f"{words}; got the {name} {given(value[name])}" if has_name else words
     if kind in WORDS:
         return field, WORDS[kind](problem)
     if limits := limits_of(problem.get("ctx", {})):
         schemas = [{"type": "number", **limits, **schema} for schema in schemas or [{}]]
+    if kind in ("too_short", "too_long"):  # not those members of a union that take a list of any length
+        schemas = [each for each in schemas if {"minItems", "maxItems"} & each.keys()] or schemas
     whose = "its name: " if KEY in problem["loc"][-1:] else ""
     return field, f"{whose}{allowed(schemas)}; got {given(problem['input'])}"
 

@@ -104,14 +104,13 @@ def _allowed(schema: Schema) -> str:
         return f"{', '.join(others)} or {last}" if others else last
     kind = schema.get("type", "object")
     noun = NOUNS[kind][0]
-    if "pattern" in schema:
-        return f"{noun} that matches {schema['pattern']}"
     if kind in ("integer", "number"):
         return f"{noun} {_range(schema)}".rstrip()
     if schema.get("maxItems") == 0:
         return "an empty list"
     size = _size(schema, kind) if kind in SIZES else ""
-    return f"{noun} of {size}" if size else noun
+    words = f"{noun} of {size}" if size else noun
+    return f"{words} that matches {schema['pattern']}" if "pattern" in schema else words
 
 
 def _range(schema: Schema) -> str:

@@ -211,12 +211,7 @@ def test_a_tool_that_a_search_finds_leaves_the_prompt_before_it_as_it_was(http: 
         usage = anthropic.types.Usage.model_validate(answer.raise_for_status().json()["usage"])
         return usage, answer.headers.get("x-djinn-ignored")
 
-    late = {
-        "name": "look_up",
-        "description": "Finds a word.",
-        "input_schema": {"type": "object"},
-        "defer_loading": True,
-    }
+    late = {**TOOL, "name": "look_up", "description": "Finds a word.", "defer_loading": True}
     found = {"type": "tool_result", "tool_use_id": "toolu_a", "content": [FOUND]}
     more = [CALLS_NOW, {"role": "user", "content": [found]}]
     before, _ = ask([TOOL])
@@ -390,13 +385,13 @@ def test_an_unknown_model_is_not_found(sdk: anthropic.Anthropic, http: httpx.Cli
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"messages": [{"role": "user", "content": [FILE]}]}, "messages.0.content.0"),
-        ({"messages": [{"role": "user", "content": [CALLED]}]}, "messages.0.content.0"),
-        ({"messages": [{"role": "user", "content": [{"type": "thinking"}]}]}, "messages.0.content.0"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages.0.content: a list of at least 1 item"),
+        ({"messages": [{"role": "user", "content": [{"type": "thinking"}]}]}, "here read text; got the type 'think"),
         ({"messages": [{"role": "user", "content": [RESULT]}]}, "messages.0.content.0.content.0"),
         ({"messages": [*ASK["messages"], {"role": "assistant", "content": [CALLED]}]}, "messages.1.content"),
         ({"messages": [*ASK["messages"], {"role": "assistant", "content": "so "}]}, "messages.1.content"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{**TOOL, "name": "x" * 129}]}, "tools.0.name: a string of 1 to 128 characters that matches"),
         ({"tools": [TOOL, TOOL]}, "tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
         ({"tools": [{"type": "mcp_toolset"}], "tool_choice": {"type": "any"}}, "tool_choice"),

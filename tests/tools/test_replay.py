@@ -124,6 +124,10 @@ def test_a_chat_that_goes_back_or_begins_anew_says_so_only_if_something_differs(
         assert (found.token_ids, found.recomputed_because) == (prompt.token_ids, because)
         other = go_on(prompt, pasts, model._tokens, model, named=False)
         assert other.recomputed_because is None, "it may be another conversation"
+    own, prompt = array("I", [*asked, 65, IM_END_ID]), prompt_of(model, [*CHAT, said("A"), USER])
+    others = array("I", prompt_of(model, [*CHAT, said("A"), {**USER, "content": "Go back."}, said("B")]).token_ids)
+    pasts = [(others, [len(asked), len(others) - 3]), (own, [len(asked)])]
+    assert go_on(prompt, pasts, model._tokens, model, named=False).recomputed_because is None, "its own is kept"
 
 
 @ALL_FORMATS
