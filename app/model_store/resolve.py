@@ -80,12 +80,16 @@ def _read_config(folder: Path) -> PretrainedConfig:
         raise BrokenModel(f"{folder} holds no .safetensors weights")
     if is_saved(folder):
         return read_config(folder)
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PretrainedConfig
 
     try:
+        stated, _ = PretrainedConfig.get_config_dict(folder, local_files_only=True)
+        if not isinstance(found := stated.get("quantization_config"), dict | None):
+            raise ValueError(f"quantization_config must be an object; got {found!r}")
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise BrokenModel(f"Transformers cannot read config.json in {folder}: {error}") from error
+    except Exception as error:  # whatever a library trips over, it is this file that cannot be read
+        why = " ".join(str(error).split())
+        raise BrokenModel(f"Transformers cannot read config.json in {folder}: {why}", param="model") from error
     return config
 
 

@@ -52,8 +52,9 @@ def _load_with_transformers(folder: Path) -> ModelTokenizer:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise BrokenModel(f"Transformers cannot read the tokenizer in {folder}: {error}") from error
+    except Exception as error:  # whatever a library trips over, it is these files that cannot be read
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise BrokenModel(f"Transformers cannot read the tokenizer in {folder}: {why}", param="model") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise BrokenModel(f"the tokenizer in {folder} is not one of the tokenizers library")
     return ModelTokenizer.of(tokenizer)

@@ -24,7 +24,7 @@ from app.gpu.device.hardware import is_out_of_memory
 from app.gpu.device.streams import DeviceStreams, Download, Put, Staging
 from app.gpu.forward.boundary import BoundaryActions, HostTensor, vectors_on
 from app.gpu.forward.graphs import Graphs, RunLayers, run_piece
-from app.gpu.forward.inputs import Batches, place_runs
+from app.gpu.forward.inputs import Batches, Places, place_runs
 from app.gpu.forward.results import LaunchedStep, SplitStep
 from app.gpu.forward.taps import LayerTaps
 from app.gpu.forward.uploads import LoadedUploads, activations, translated
@@ -372,7 +372,7 @@ class Runner:
             is_plain = decodes and len(requests) == len(rows)
             if is_plain and not [1 for row in rows if (path := row.path).steps or path.lo or path.hi != layers]:
                 batch = self._batches.place(rows, put)
-                states = RowStates(self.pool, rows, half_states, put, plain=True) if self._folds else None
+                states = RowStates(self.pool, self._batches, rows, {}, put, plain=True) if self._folds else None
                 self._staging.send()
                 token_ids = token_ids if index is None else token_ids[index]
                 if states is not None:
@@ -390,7 +390,7 @@ class Runner:
             else:
                 actions = BoundaryActions(rows, put, self._streams, self._place_vector, self.uploads.get)
                 in_place = graphs if decodes else None
-                states = RowStates(self.pool, rows, half_states, put) if self._folds else None
+                states = RowStates(self.pool, self._batches, rows, half_states, put) if self._folds else None
                 forward = Forward(stack, self._run_layers, in_place, self._batches, rows, actions, put, states)
                 self._staging.send()
                 token_ids = token_ids if index is None else token_ids[index]
@@ -450,23 +450,31 @@ class RowStates:
     def __init__(
         self,
         pool: KVPool,
+        batches: Batches,
         rows: Sequence[Row],
         half_states: Mapping[Row, HostTensor],
         put: Put,
         *,
         plain: bool = False,
     ) -> None:
-        """`half_states`: what earlier cuts of planned rows that pause have left."""
+        """`half_states`: what earlier cuts of planned rows that pause have left. The rows of a plain step have been
+        placed in `batches`.
+        """
         self.in_place = plain and pool.folds_in_place
-        self._pool, self._rows, self._put, count = pool, rows, put, pool.state_blocks
-        self._blocks = put(np.array([row.sequence.blocks[-count:] for row in rows], np.int64))
+        self._pool, self._rows, self._put = pool, rows, put
+        sequences = [row.sequence for row in rows]
+        if not plain:
+            batches.tables_of(sequences)
+        self._blocks = put(batches.ends_of(sequences, pool.state_blocks))
         begins = [place for place, row in enumerate(rows) if not row.first]
         self._begins = put(np.array(begins, np.int64)) if begins else None
-        ended = [place for place, row in enumerate(rows) if not row.path.pauses]
-        self._ended = place_runs([(place, place + 1) for place in ended], put)
+        self._ended: Places | None = slice(None)
+        if not plain:
+            ended = [place for place, row in enumerate(rows) if not row.path.pauses]
+            self._ended = place_runs([(place, place + 1) for place in ended], put)
         self._below = dict[int, HostTensor]()
         """By place, of rows that have run some layers already."""
-        for place, row in enumerate(rows):
+        for place, row in enumerate(() if plain else rows):
             checkpoint = row.sequence.checkpoint if row.path.lo else None
             below = None if checkpoint is None else checkpoint.states
             if half_states:

@@ -87,6 +87,12 @@ class Batches:
             width = max(width, len(blocks))
         return self._array[places, :width]
 
+    def ends_of(self, sequences: Sequence[TokenSequence], count: int) -> NDArray[np.int64]:
+        """`[sequences, count]`: the last blocks of each, as `tables_of` has seen them last."""
+        places = [self._places[sequence.session] for sequence in sequences]
+        ends = np.array([len(sequence.blocks) for sequence in sequences])
+        return self._array[np.array(places)[:, None], ends[:, None] + np.arange(-count, 0)].astype(np.int64)
+
     def _write(
         self, session: SessionId, blocks: list[BlockId], place: int | None, sequences: Sequence[TokenSequence]
     ) -> int:

@@ -35,12 +35,10 @@ from app.model_store.tensors import StoredSize, is_indexed, stored_sizes
 
 logger = logging.getLogger(__name__)
 
-MOST_GROWTH = 16
-"""More times the bytes of a file than any type of its blocks takes in memory: those of 2 bits become float32."""
 QUANTIZED = "quantization_config"
 """The field of a config that has it."""
-_EXPERT, _EXPERT_COUNTS = re.compile(r"\.experts\.(\d+)\."), ("num_experts", "num_local_experts", "n_routed_experts")
-"""The name of an expert's tensor, and fields of configs that count the experts of a layer."""
+_EXPERT, _EXPERT_COUNTS = re.compile(r"\.experts\.(\d+)?"), ("num_experts", "num_local_experts", "n_routed_experts")
+"""In the name of an expert's tensor, or of one with all experts; and fields of configs that count those of a layer."""
 RESIDENT_SHARE = 0.9
 """Most of the free memory that all weights may take by default: KV and steps need some."""
 STREAMED_SHARE = 0.5
@@ -78,23 +76,17 @@ def load_model(recipe: Recipe, ranks: Ranks | None = None) -> LoadedModel:
     """
     model, settings, device, dtype = recipe.model, recipe.settings, recipe.device, recipe.dtype
     require_fitting(model)
-    built = _build_on_meta(recipe) if _is_unsized(model) else None
-    stored = weight_bytes(model, device, dtype) if built is None else built[0].layout.nbytes
+    # A tensor that is missing, or has another shape, is found before a weight is read.
+    built = _build_on_meta(recipe) if can_be_streamed(model) else None
+    needed = weight_bytes(model, device, dtype) if built is None else built[0].layout.nbytes
     if ranks is not None:
-        _check_fit(model, stored if device.type == "cpu" else stored // ranks.count, device, dtype)
+        _check_fit(model, needed if device.type == "cpu" else needed // ranks.count, device, dtype)
         stack = recipe.load_stack(ranks.shard)
         logger.info("weights: %s, the layers cut over %d ranks", size(stack.parameter_bytes), ranks.count)
         return LoadedModel(stack, streams_of(device), ranks=ranks)
-    free = free_bytes(device)
-    # Blocks that are laid out anew, or become float32, may take many times what they take in their file. To find out
-    # takes a second, so a small model is counted by its file.
-    may_grow = TensorFormat(device, dtype, model.weights_dtype).keeps_matrices and model.folder is not None
-    if built is None and may_grow and stored * MOST_GROWTH >= free and can_be_streamed(model):
-        built = _build_on_meta(recipe)
-    needed = stored if built is None else built[0].layout.nbytes
-    budget = settings.weights_device
+    free, budget = free_bytes(device), settings.weights_device
     if budget is None:
-        fits = needed <= free * RESIDENT_SHARE or not can_be_streamed(model)
+        fits = needed <= free * RESIDENT_SHARE or built is None
         budget = needed if fits else int(free * STREAMED_SHARE)
     _check_fit(model, min(needed, budget), device, dtype)
     if needed > budget:
@@ -118,19 +110,20 @@ def require_fitting(model: ResolvedModel) -> None:
     if quantization is not None:
         require_known(model.folder, quantization)
     fields = text.to_dict()  # under the names of config.json: some have attributes of other names too
-    numbers = [int(found[1]) for found in map(_EXPERT.search, stored_sizes(model.folder)) if found]
-    for name in _EXPERT_COUNTS if numbers else ():
+    counts = [0]
+    for stored, each in stored_sizes(model.folder).items():
+        found = _EXPERT.search(stored)
+        if found and found[1] is not None:
+            counts.append(int(found[1]) + 1)
+        elif found and len(each.shape) > 2:
+            counts.append(each.shape[0])
+    for name in _EXPERT_COUNTS if max(counts) else ():
         said = fields.get(name)
-        if isinstance(said, int) and said != max(numbers) + 1:
+        if isinstance(said, int) and said != max(counts):
             raise BrokenModel(
-                f"{model.folder / 'config.json'}: {name} is {said}, and the weights have {max(numbers) + 1} experts",
+                f"{model.folder / 'config.json'}: {name} is {said}, and the weights have {max(counts)} experts",
                 param="model",
             )
-
-
-def _is_unsized(model: ResolvedModel) -> bool:
-    """Whether no file says how much of the device the weights take: those that are made, and quantized ones."""
-    return can_be_streamed(model) and (model.folder is None or getattr(model.config, QUANTIZED, None) is not None)
 
 
 def needed_bytes(recipe: Recipe) -> int:

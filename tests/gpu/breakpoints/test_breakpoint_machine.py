@@ -448,16 +448,11 @@ class ReplayedBreakpointMachine(BreakpointMachine):
 
 SETTINGS = settings(stateful_step_count=50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 TestDropping = BreakpointMachine.TestCase
-TestDropping.settings = SETTINGS
 TestTiered = TieredBreakpointMachine.TestCase
-TestTiered.settings = SETTINGS
 TestWindow = WindowBreakpointMachine.TestCase
-TestWindow.settings = SETTINGS
 TestMixed = MixedBreakpointMachine.TestCase
-TestMixed.settings = SETTINGS
 TestHybrid = HybridBreakpointMachine.TestCase
-TestHybrid.settings = SETTINGS
 TestBoth = pytest.mark.long(BothBreakpointMachine.TestCase)
-TestBoth.settings = SETTINGS
 TestReplayed = ReplayedBreakpointMachine.TestCase
-TestReplayed.settings = SETTINGS
+for case in (TestDropping, TestTiered, TestWindow, TestMixed, TestHybrid, TestBoth, TestReplayed):
+    case.settings = SETTINGS

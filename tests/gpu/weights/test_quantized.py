@@ -17,9 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from app.doctor.findings import Finding, Status
 from app.doctor.model import check_model
 from app.gpu.models import load_stack
-from app.gpu.models.base import LayerStack
-from app.model_store.install import BrokenModel
-from app.model_store.resolve import ResolvedModel, resolve
+from app.model_store.resolve import resolve
 from app.settings import Settings
 from tests.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.models.driving import Drive
@@ -102,6 +100,19 @@ def awq(weight: Tensor) -> Stored:
     return {"qweight": _pack(stored.T, order), "qzeros": _pack(zeros.T, order), "scales": scale.T.contiguous()}, values
 
 
+def read_awq(weight: Tensor) -> Stored:
+    """The same as the library compressed-tensors reads it, which converts AutoAWQ's files."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.entrypoints.convert import AutoAWQConverter
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    stored, args = awq(weight)[0], QuantizationArgs(num_bits=4, strategy="group", group_size=GROUP, symmetric=False)
+    found = AutoAWQConverter(group_size=GROUP).process({f"m.{end}": each for end, each in stored.items()})
+    parts, scheme = {name[2:]: each for name, each in found.items()}, QuantizationScheme(targets=[], weights=args)
+    read = BaseCompressor.get_value_from_registry("pack-quantized").decompress
+    return stored, read(parts, scheme)["weight"].float()
+
+
 def gptq(weight: Tensor, *, by_activation: bool = False, less: int = 1) -> Stored:
     """The groups' inputs may lie anywhere, as with `desc_act`."""
     inputs = weight.shape[1]
@@ -120,6 +131,7 @@ def gptq(weight: Tensor, *, by_activation: bool = False, less: int = 1) -> Store
 
 
 COMPRESSED: dict[str, Any] = {"quant_method": "compressed-tensors"}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}
 FORMATS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Stored]]] = {
     "fp8 in blocks": ({"quant_method": "fp8", "weight_block_size": [GROUP, GROUP]}, fp8),
@@ -129,13 +141,14 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Stored]]] = {
     "int8 by row": (COMPRESSED, library(8, strategy="channel", group_size=None)),
     "float8 by row": (COMPRESSED, library(8, type="float", strategy="channel", group_size=None)),
     "NVFP4": (COMPRESSED, library(4, type="float", strategy="tensor_group", group_size=16)),
-    "AWQ": ({"quant_method": "awq", "bits": 4, "group_size": GROUP}, awq),
+    "AWQ": (AWQ, awq),
+    "AWQ, read by a library": (AWQ, read_awq),
     "GPTQ": (GPTQ, gptq),
     "GPTQ by activation": ({**GPTQ, "desc_act": True}, lambda weight: gptq(weight, by_activation=True)),
     "GPTQ v2": ({**GPTQ, "checkpoint_format": "gptq_v2"}, lambda weight: gptq(weight, less=0)),
 }
 LLAMAS = list(FORMATS)
-OF_LIBRARY = [name for name, (config, _) in FORMATS.items() if config is COMPRESSED]
+OF_LIBRARY = [name for name, (config, quantize) in FORMATS.items() if config is COMPRESSED or quantize is read_awq]
 
 
 def mxfp4(weight: Tensor) -> Stored:
@@ -176,13 +189,10 @@ def quantized_folder(name: str, folder: Path, case: str = "llama") -> tuple[Path
     return folder, dense
 
 
-def load(model: ResolvedModel) -> LayerStack:
-    return load_stack(model, device=torch.device("cpu"), dtype=torch.float32, attention=ReferenceAttention())
-
-
 def logits(folder: Path, cache: Path) -> tuple[Tensor, int]:
     """Of a prompt and three single tokens behind it; and the bytes of all weights."""
-    stack = load(resolve(str(folder), cache_dir=cache))
+    model, cpu = resolve(str(folder), cache_dir=cache), torch.device("cpu")
+    stack = load_stack(model, device=cpu, dtype=torch.float32, attention=ReferenceAttention())
     found = Drive(stack, [torch.arange(3, 43)]).run([{0: 37}, {0: 1}, {0: 1}, {0: 1}])[0].logits
     return found, stack.parameter_bytes
 
@@ -206,19 +216,9 @@ def test_it_says_what_its_values_say(name: str, case: str, tmp_path: Path) -> No
         assert nbytes < 0.55 * whole
 
 
-@pytest.mark.parametrize(("field", "known"), [("quant_method", "fp8, compressed-tensors, awq"), ("version", "gemm")])
-def test_what_cannot_be_read_is_refused_by_its_name(tmp_path: Path, field: str, known: str) -> None:
-    folder, _ = quantized_folder("AWQ", tmp_path / "quantized")
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"][field] = "odd"
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(BrokenModel, match=f"{field} is 'odd'; Djinn reads {known}"):
-        load(resolve(str(folder), cache_dir=tmp_path))
-
-
 def test_the_doctor_says_what_a_model_would_take_or_why_it_cannot_be_read(tmp_path: Path) -> None:
     def ask(name: str, changed: dict[str, Any], words: int = 9, without: str = "") -> Finding:
-        folder, _ = quantized_folder("AWQ", tmp_path / name, name.partition("-")[0])
+        folder, _ = quantized_folder("MXFP4" if "sinks" in name else "AWQ", tmp_path / name, name.partition("-")[0])
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | changed))
         vocabulary = Tokenizer(WordLevel({str(number): number for number in range(words)}, "0"))
@@ -233,8 +233,12 @@ def test_the_doctor_says_what_a_model_would_take_or_why_it_cannot_be_read(tmp_pa
     assert "weights (awq, dequantized at the start)" in ask("vaultgemma", {}).summary
     name = "model.layers.1.mlp.up_proj.qweight"
     for found, said in (
-        (ask("llama-odd", {"quantization_config": {"quant_method": "odd"}}), r"config.json: .*quant_method is 'odd'"),
+        (ask("llama-odd", {"quantization_config": {"quant_method": "odd"}}), "method is 'odd'; Djinn reads fp8, comp"),
+        (ask("llama-old", {"quantization_config": AWQ | {"version": "odd"}}), "version is 'odd'; Djinn reads gemm"),
+        (ask("llama-name", {"quantization_config": "awq"}), "quantization_config must be an object; got 'awq'"),
+        (ask("llama-text", {"hidden_size": "wide"}), "cannot read config.json in .* field 'hidden_size'"),
         (ask("mixtral-8", {"num_local_experts": 8}), "num_local_experts is 8, and the weights have 4 experts"),
+        (ask("gpt_oss, sinks-8", {"num_local_experts": 8}), "num_local_experts is 8, and the weights have 4 experts"),
         (ask("llama-large", {}, words=99), r"tokenizer in .* has 99 tokens, and vocab_size in config.json is 67"),
         (ask("llama-less", {}, without=name), r"has no tensor 'model\.layers\.1\.mlp\.up_proj\."),
     ):

@@ -93,6 +93,8 @@ def _pack_blocks(matrix: BlockMatrix, record: Any) -> Tensor:
         read, group, block = *_KINDS[kind][:2], 256 if kind.endswith(("_K", "_XS")) else 32
     groups = inputs // group
     panels = matrix.rows.new_empty(-(-outputs // PANEL), groups, record.itemsize)
+    if panels.is_meta:
+        return panels.view(len(panels), -1)
     inference = torch.is_inference_mode_enabled()
 
     def pack(first: int) -> None:
