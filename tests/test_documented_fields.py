@@ -60,10 +60,7 @@ def test_the_table_of_a_route_has_all_its_fields(page: str, route: str, body: ty
 
 @pytest.mark.parametrize(
     ("page", "lists"),
-    [
-        ("openai", ["## Refused fields", "## Fields without effect"]),
-        ("anthropic", ["## Ignored fields"]),
-    ],
+    [("openai", ["## Refused fields", "## Fields without effect"]), ("anthropic", ["## Ignored fields"])],
 )
 def test_the_lists_of_reasons_have_every_unsupported_field(page: str, lists: list[str]) -> None:
     written = set(re.findall(r"`(?:\w+\.)*(\w+)`", " ".join(section(page, heading) for heading in lists)))

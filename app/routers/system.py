@@ -150,7 +150,7 @@ async def get_findings(services: ServicesDep, owner: OwnerDep, is_operator: Oper
 
 page_router = APIRouter(include_in_schema=False)
 
-FILES = StaticFolder(Path(__file__).parents[1] / "static")
+FILES = StaticFolder(Path(__file__).parents[1] / "static", "static/")
 
 
 @page_router.head("/")

@@ -26,6 +26,8 @@ from app.sessions.session import Session, Watcher
 logger = logging.getLogger(__name__)
 
 FILE = "history.sqlite3"
+RUNNING = "running"
+"""An empty file beside it while a server runs. To remove it needs no room: a full disk is no kill."""
 KEPT_S = 30 * 24 * 3600.0
 MOST_ENTRIES, MOST_MINUTES = 500_000, 200_000
 """About 100 MB and 50 MB. The oldest go."""
@@ -92,13 +94,14 @@ class History(Watcher):
         self._lock = threading.Lock()
         self._writing = asyncio.Lock()
         self._connection = _open(folder)
+        self._running = None if folder is None else folder.expanduser() / RUNNING
         self._entries: list[tuple[float, str, str, str]] = []
         self._minutes: dict[tuple[int, str], Minute] = {}
         self._seen: dict[SessionId, _Seen] = {}
         self._began = time.time()
         self._looked_at = 0.0
         self._is_failing = False
-        self.ended_badly = self._last_mark() == "started"
+        self.ended_badly = self._running is not None and self._running.exists()
         """Whether the server before this one was killed, or crashed."""
         self._mark("started")
 
@@ -179,6 +182,9 @@ class History(Watcher):
 
     async def run(self) -> None:
         """Write what there is, again and again. Endless."""
+        if self._running is not None:
+            with suppress(OSError):
+                self._running.touch()
         while True:
             await self.write()
             await asyncio.sleep(WRITE_S)
@@ -243,13 +249,8 @@ class History(Watcher):
         await self.write()
         with self._lock:
             self._connection.close()
-
-    def _last_mark(self) -> str | None:
-        with suppress(sqlite3.Error):
-            query = "SELECT body FROM entry WHERE session = '' ORDER BY id DESC LIMIT 1"
-            for (body,) in self._connection.execute(query):
-                return str(json.loads(body)["kind"])
-        return None
+        if self._running is not None:
+            self._running.unlink(missing_ok=True)
 
     def _mark(self, kind: str) -> None:
         self._entries.append((time.time(), "", "", json.dumps({"kind": kind})))

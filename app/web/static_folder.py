@@ -32,21 +32,35 @@ POLICY = (
     "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 GZIP_ACCEPTED = re.compile(r"\s*(gzip|\*)\s*(;\s*q\s*=\s*(1|0?\.\d*[1-9]\d*|1\.0*)\s*)?", re.ASCII)
+VERSION = re.compile(r"(v-[0-9a-f]{16})/(.*)")
+"""Before the name of a file."""
+LASTING = "public, max-age=31536000, immutable"
 
 
 class StaticFolder:
-    """The files that were under `folder` at the start. A file that is edited later is read again."""
+    """The files that were under `folder` at the start. A file that is edited later is read again.
 
-    def __init__(self, folder: Path) -> None:
+    Pages refer to files by `prefix`. As they are sent, a version of all files follows it. Browsers keep a file of such
+    a name for good, and ask for it again when a page names another version.
+    """
+
+    def __init__(self, folder: Path, prefix: str) -> None:
         self._paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+        self._references = re.compile(rf'(?<=["/]){re.escape(prefix)}'.encode())
+        self._version = ""
+        """As the last page had it."""
 
     async def respond(self, request: Request, name: str) -> Response | None:
-        """The answer to a request for the file of this name; None if there is none."""
+        """The answer to a request for the file of this name, maybe behind a version; None if there is none."""
+        versioned = VERSION.fullmatch(name)
+        version, name = versioned.groups() if versioned else ("", name)
         path = self._paths.get(name)
         if path is None:
             return None
         # To compress a large one takes a fifth of a second.
-        content, gzipped, headers = await asyncio.to_thread(lambda: _read(path, path.stat().st_mtime_ns))
+        content, gzipped, headers = await asyncio.to_thread(self._read, path)
+        if version and version == self._version:
+            headers = {**headers, "Cache-Control": LASTING}
         if _names(request.headers.getlist("if-none-match"), headers["ETag"]):
             return Response(
                 status_code=304, headers={name: value for name, value in headers.items() if name != "Content-Type"}
@@ -56,11 +70,30 @@ class StaticFolder:
             return Response(gzipped, headers={**headers, "Content-Encoding": "gzip"})
         return Response(content, headers=headers)
 
+    def _read(self, path: Path) -> tuple[bytes, bytes | None, dict[str, str]]:
+        """Of a page the references have the version."""
+        if path.suffix == ".html" or not self._version:
+            digests = "".join(_digest(each, each.stat().st_mtime_ns) for each in self._paths.values())
+            self._version = f"v-{hashlib.sha256(digests.encode()).hexdigest()[:16]}"
+        references, version = (self._references, self._version) if path.suffix == ".html" else (None, "")
+        return _read(path, path.stat().st_mtime_ns, references, version)
+
 
 @lru_cache(maxsize=256)
-def _read(path: Path, _modified_ns: int) -> tuple[bytes, bytes | None, dict[str, str]]:
-    """The file, also compressed unless that makes it no smaller, and the headers of each answer about it."""
+def _digest(path: Path, _modified_ns: int) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@lru_cache(maxsize=256)
+def _read(
+    path: Path, _modified_ns: int, references: re.Pattern[bytes] | None, version: str
+) -> tuple[bytes, bytes | None, dict[str, str]]:
+    """The file, also compressed unless that makes it no smaller, and the headers of each answer about it. `version`
+    follows its `references`.
+    """
     content = path.read_bytes()
+    if references is not None:
+        content = references.sub(lambda found: found[0] + f"{version}/".encode(), content)
     gzipped = None if path.suffix in COMPRESSED else gzip.compress(content, mtime=0)
     etag = f'W/"{hashlib.sha256(content).hexdigest()[:32]}"'  # weak: it stands for both encodings
     headers = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import pytest
 from tests.serving import serve
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ConsoleMessage, Page
+    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
 
 collect_ignore_glob = [] if find_spec("playwright") else ["*"]  # `make setup-dev` installs it
 BROWSER = "chromium-headless-shell"
@@ -80,12 +81,31 @@ def close_all(client: httpx.Client) -> None:
             client.delete(f"/v1/sessions/{session['id']}")
 
 
+@pytest.fixture(scope="session")
+def new_tab(browser: Browser, page_server: str) -> Callable[..., Page]:
+    """Opens a tab in a profile of that number. Those with the same options share it, and so the files of the page."""
+
+    @cache
+    def profile(number: int, **options: Any) -> BrowserContext:
+        context = browser.new_context(**{"base_url": page_server, "reduced_motion": "reduce", **options})
+        context.set_default_timeout(WAIT_MS)
+        return context
+
+    def new_tab(number: int, viewport: Any = SIZE, **options: Any) -> Page:
+        page = profile(number, **options).new_page()
+        page.set_viewport_size(viewport)
+        return page
+
+    return new_tab
+
+
 @pytest.fixture
-def open_page(browser: Browser, page_server: str) -> Iterator[OpenPage]:
+def open_page(new_tab: Callable[..., Page]) -> Iterator[OpenPage]:
     """Opens an address in a tab, by itself or as a path of `page_server`. The test fails if a tab logs an error or a
     warning, such as a breach of the policy; `refusals=True` lets the server refuse.
     """
-    contexts, said = [], []
+    pages: list[Page] = []
+    said: list[str] = []
 
     def note(message: ConsoleMessage, refusals: bool) -> None:
         is_refusal = refusals and message.text.startswith(REFUSED)
@@ -93,20 +113,15 @@ def open_page(browser: Browser, page_server: str) -> Iterator[OpenPage]:
             said.append(f"{message.type}: {message.text} {message.location}")
 
     def open_page(url: str = "/", *, refusals: bool = False, **options: Any) -> Page:
-        context = browser.new_context(
-            **{"base_url": page_server, "viewport": SIZE, "reduced_motion": "reduce", **options}
-        )
-        context.set_default_timeout(WAIT_MS)
-        contexts.append(context)
-        page = context.new_page()
+        page = new_tab(len(pages), **options)  # of two tabs of one profile only the last is seen
+        pages.append(page)
         page.on("console", lambda message: note(message, refusals))
         page.on("pageerror", lambda error: said.append(f"uncaught: {error}"))
         page.goto(url)
         return page
 
     yield open_page
-    for context in contexts:
-        for page in context.pages:  # what a route still fetches would fail the next test
-            page.unroute_all(behavior="ignoreErrors")
-        context.close()
+    for page in pages:
+        page.unroute_all(behavior="ignoreErrors")  # what a route still fetches would fail the next test
+        page.close()
     assert not said, "\n".join(said)

@@ -94,7 +94,7 @@ def test_a_server_that_restarts_comes_back_with_the_true_state(open_page: OpenPa
 
 
 def test_a_server_that_falls_silent_is_asked_again(open_page: OpenPage, http: httpx.Client) -> None:
-    page = open_page()
+    page = open_page(color_scheme="light")  # all tabs of a profile have one clock
     expect(status(page)).to_have_text("Live")
     page.clock.install()
     open_session(http, name="heard")  # the page counts from here, by this clock

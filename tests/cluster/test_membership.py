@@ -209,12 +209,7 @@ async def test_only_replicas_with_the_clusters_key_are_there(another: Another) -
         with pytest.raises(FieldOutOfRange, match="cluster_key_file: a at http://a has another key"):
             await claim(another(), "b", replace(FIRST, journal="2222", attempt="b"), "", OTHER_KEY)
         b, c = me("b"), me("c").proven(KEY)
-        for name, entry in {
-            "b": b,
-            "c": replace(c, url="http://stranger"),
-            "d": c,
-            "e": b.proven(OTHER_KEY),
-        }.items():
+        for name, entry in {"b": b, "c": replace(c, url="http://stranger"), "d": c, "e": b.proven(OTHER_KEY)}.items():
             await another().lend(f"fleet/member/{name}", claims.encode(entry), 60.0)
         await another().lend("fleet/member/c2", claims.encode(me("c2").proven(KEY)), 60.0)
         await until(lambda: "c2" in a.members)

@@ -67,6 +67,7 @@ def test_a_full_disk_is_told_as_it_is_and_ends_by_itself(tmp_path: Path) -> None
     assert log.splitlines()[-1].endswith("ERROR djinn: drain: over; changes that the journal lacks: 1")
     with serving(folder) as http:
         assert [(view["id"], view["tokens"]) for view in http.get("/v1/sessions").json()["data"]] == [(session, 9)]
+        assert "killed" not in [each["kind"] for each in http.get("/v1/findings").json()["data"]]
 
 
 class FullDisk:

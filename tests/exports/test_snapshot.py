@@ -31,13 +31,7 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.positions import Run
 from app.domain.values import SamplingParams, SessionId, StopRule, TokenLogprobs
 from app.exports.checks import SnapshotChecks
-from app.exports.snapshot import (
-    MAX_NAMES,
-    PausedTurnSnapshot,
-    SessionSnapshot,
-    check_text,
-    most_values,
-)
+from app.exports.snapshot import MAX_NAMES, PausedTurnSnapshot, SessionSnapshot, check_text, most_values
 from app.sessions.session import PausedPlace, PauseLimit, Session
 from app.text.generation import TextRule
 from tests.journal.building import model_info

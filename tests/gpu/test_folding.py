@@ -49,11 +49,7 @@ class Served:
         return tokens[len(context) :]
 
     def make(
-        self,
-        folder: Path | None = None,
-        contexts: int = CONTEXTS,
-        state_every: int | None = 2 * BLOCK,
-        **changed: Any,
+        self, folder: Path | None = None, contexts: int = CONTEXTS, state_every: int | None = 2 * BLOCK, **changed: Any
     ) -> BreakDriver:
         """An engine with room for so many contexts on the device, and as many on the host."""
         room = KVBudget(bytes=contexts * getattr(self, "context_bytes", 1 << 20))

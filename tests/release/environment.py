@@ -65,11 +65,7 @@ class WheelEnvironment:
     def start(self, program: str, *arguments: str) -> subprocess.Popen[str]:
         """Start a program of the environment; its standard output can be read."""
         return subprocess.Popen(
-            self._command(program, arguments),
-            cwd=self.work,
-            env=self._variables(),
-            stdout=subprocess.PIPE,
-            text=True,
+            self._command(program, arguments), cwd=self.work, env=self._variables(), stdout=subprocess.PIPE, text=True
         )
 
     def _command(self, program: str, arguments: tuple[str, ...]) -> list[str]:

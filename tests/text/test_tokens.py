@@ -63,11 +63,7 @@ def test_token_bytes_make_up_the_text(tokens: Tokens, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "says"),
-    [
-        ([], "at least one message"),
-        ([{"role": "user", "content": ["parts"]}], "list"),
-    ],
+    ("messages", "says"), [([], "at least one message"), ([{"role": "user", "content": ["parts"]}], "list")]
 )
 def test_messages_that_the_template_rejects(messages: list[dict[str, Any]], says: str) -> None:
     with pytest.raises(MalformedRequest, match=says) as caught:

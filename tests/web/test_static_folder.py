@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import os
+import re
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def http(folder: Path) -> Iterator[TestClient]:
-    server, files = FastAPI(), StaticFolder(folder)
+    server, files = FastAPI(), StaticFolder(folder, "files/")
 
     @server.get("/{name:path}")
     async def get(request: Request, name: str) -> Response:
@@ -70,6 +71,24 @@ def test_a_page_may_load_from_this_server_only(http: TestClient) -> None:
     assert "sha256" not in http.get("/app.js").headers["content-security-policy"]
 
 
+def test_a_page_names_files_that_browsers_keep_until_any_is_edited(http: TestClient, folder: Path) -> None:
+    (folder / "index.html").write_text('<script src="files/app.js"></script> "./files/x" profiles/y')
+
+    def named() -> object:
+        page = http.get("/index.html")
+        assert page.headers["cache-control"] == "no-cache"
+        (found,) = re.findall(r'^<script src="files/(v-\w+)/app.js"></script> "./files/\1/x" profiles/y$', page.text)
+        return found
+
+    first = named()
+    for version, control in ((first, "public, max-age=31536000, immutable"), (f"v-{'0' * 16}", "no-cache")):
+        answer = http.get(f"/{version}/app.js")
+        assert (answer.content, answer.headers["cache-control"]) == ((folder / "app.js").read_bytes(), control)
+    (folder / "app.js").write_text("export const two = 2;\n")
+    assert named() != first
+    assert http.get(f"/{first}/app.js").headers["cache-control"] == "no-cache"
+
+
 def test_what_a_browser_has_is_not_sent_again_until_it_is_edited(http: TestClient, folder: Path) -> None:
     first = http.get("/app.js")
     etag = first.headers["etag"]
@@ -96,4 +115,4 @@ def test_text_is_compressed_for_who_takes_it_and_nothing_else(http: TestClient, 
 async def test_others_are_served_while_a_file_is_compressed(folder: Path) -> None:
     (folder / "app.js").write_bytes(os.urandom(1 << 19).hex().encode())
     request = Request({"type": "http", "method": "GET", "headers": []})
-    assert await turns_of_others(StaticFolder(folder).respond(request, "app.js")) > 10
+    assert await turns_of_others(StaticFolder(folder, "files/").respond(request, "app.js")) > 10

@@ -4,7 +4,7 @@ import { called, pythonIn } from "../lib/code.js";
 import { nameOf, number, percent } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { visible } from "../lib/tokens.js";
-import { Failure } from "../shell/controls.js";
+import { Failure, Folded } from "../shell/controls.js";
 import { CopyAs } from "../shell/copy.js";
 import { server } from "../state/connection.js";
 import { attempt, say } from "../state/notices.js";
@@ -41,7 +41,7 @@ function Tools({ desk }) {
   return html`
     <div class="row tools">
       <h2 id="lens-title">Layers and lens</h2>
-      <fieldset class="row tight">
+      <${Folded} title="Pauses, and what cells show"><fieldset class="row tight">
         <legend class="hidden">A pause that a click on a layer arms</legend>
         <span class="dim">Click a layer to pause</span>
         <select aria-label="How often to pause" value=${how.once ? "once" : "each"}
@@ -72,7 +72,7 @@ function Tools({ desk }) {
       </p>
       <${Measure} desk=${desk} />
       <${CopyAs} what="the lens" python=${() => pythonIn(desk.id, `lens = ${called("session.lens_map", [], { positions: rangeOf(desk), top_k: 5 })}`, ...SHOWN)}
-        calls=${() => [["GET", `/v1/sessions/${desk.id}/lens?positions=${rangeOf(desk).join(":")}&top_k=5`]]} />
+        calls=${() => [["GET", `/v1/sessions/${desk.id}/lens?positions=${rangeOf(desk).join(":")}&top_k=5`]]} /><//>
       <${Computing} desk=${desk} />
     </div>
   `;

@@ -5,10 +5,9 @@ import { moment, second, serverTime } from "../lib/clock.js";
 import { bytes, counted, milliseconds, place, seconds, waits } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Button } from "../shell/controls.js";
-import { happeningsOf } from "../state/happenings.js";
+import { happeningsBefore, happeningsOf, loadPast, pastOf } from "../state/happenings.js";
 import { attempt } from "../state/notices.js";
 import { asked, tell } from "../state/route.js";
-import { happeningsBefore, loadPast, pastOf } from "../state/past.js";
 import { bytesThere, lanesOf, rowsOf } from "./happened.js";
 
 /** What can be looked at, in seconds; null is all. */

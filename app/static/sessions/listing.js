@@ -21,6 +21,12 @@ export const chosen = perKey(NONE);
 export const picked = perKey(null);
 /** `by` is a key of `ORDERS`. */
 export const order = signal({ by: "created", down: true });
+/** What sessions are grouped by, one of `groupings`; "": nothing. */
+export const grouping = signal("");
+/** Names of the groups that are folded. */
+export const folded = perKey([]);
+/** Whether rows are high. */
+export const isRoomy = signal(false);
 
 /** What a column is sorted by. */
 const ORDERS = {
@@ -51,6 +57,9 @@ export function clear() {
 
 export const isFiltered = () => picked.value !== null || text.value.trim() !== "" || Object.values(chosen.value).some((values) => values.length > 0);
 
+/** Group by another one, or by nothing: all groups are open at first. */
+export const group = (by) => batch(() => ((folded.value = []), (grouping.value = by)));
+
 /** Sort by a column: the largest first, and the other way round if it is sorted so already. */
 export const sortBy = (by) => (order.value = { by, down: order.value.by === by ? !order.value.down : true });
 
@@ -67,6 +76,10 @@ const INTERVAL_MS = 400;
 
 /** Ids in the table's order. */
 export const listed = perKey([]);
+/** The table's rows: ids, and above those of a group `{name, ids, bytes, isFolded}`. */
+export const rows = perKey([]);
+/** What sessions can be grouped by: what they have, and the names of their metadata. */
+export const groupings = perKey([]);
 /** `{facet: {value: count}}`: how many sessions would be left with this value, given what the other facets say. */
 export const counts = perKey({});
 /** The ids that pass; null if nothing is filtered. */
@@ -83,11 +96,14 @@ export function keepListing() {
     chosen.value = Object.fromEntries(FACETS.map(({ key, values }) => [key, values.filter((each) => said.get(key)?.split(",").includes(each))]));
     picked.value = said.get("only")?.split(",") ?? null;
     if (ORDERS[said.get("by")]) order.value = { by: said.get("by"), down: !said.has("up") };
+    grouping.value = said.get("group") ?? "";
+    isRoomy.value = said.has("roomy");
   });
   const stop = effect(() => {
     const { by, down } = order.value;
     const facets = Object.entries(chosen.value).map(([key, values]) => [key, values.join()]);
-    tell({ find: text.value, ...Object.fromEntries(facets), only: picked.value?.join(), by: by === "created" ? null : by, up: !down && "1" });
+    tell({ find: text.value, ...Object.fromEntries(facets), only: picked.value?.join(), by: by === "created" ? null : by, up: !down && "1", group: grouping.value, roomy: isRoomy.value && "1" });
+    void folded.value;
     refresh();
   });
   const stopNews = effect(() => {
@@ -102,11 +118,13 @@ function refresh() {
   timer = null;
   untracked(() => {
     const { found, tally } = sift(all());
-    const ids = sorted(found).map((view) => view.id);
+    const ids = sorted(found).map(idOf);
     batch(() => {
+      keep(groupings, [...new Set([...all().flatMap(labelsOf), ...FACETS.map(({ key }) => key)])]);
       counts.value = tally;
       passing.value = isFiltered() ? new Set(ids) : null;
-      if (!isSame(ids, listed.value)) listed.value = ids;
+      keep(listed, ids);
+      rows.value = grouping.value ? grouped(found) : listed.value;
     });
   });
 }
@@ -135,4 +153,19 @@ function sorted(views) {
   return views;
 }
 
-const isSame = (one, other) => one.length === other.length && one.every((id, index) => id === other[index]);
+const keep = (list, next) => (list.value.length === next.length && next.every((each, index) => each === list.value[index])) || (list.value = next);
+
+const labelsOf = ({ tenant, metadata }) => [...(tenant === null ? [] : ["tenant"]), ...Object.keys(metadata)];
+
+const idOf = ({ id }) => id;
+
+/** Sorted views as rows, by the names of their groups; those that have none come last. */
+function grouped(views) {
+  const by = grouping.value;
+  const of = by === "tenant" ? (view) => view.tenant : (FACETS.find(({ key }) => key === by)?.of ?? ((view) => view.metadata[by]));
+  const groups = Object.entries(Object.groupBy(views, (view) => of(view) ?? ""));
+  return groups.sort(([one], [other]) => !one - !other || (one < other ? -1 : 1)).flatMap(([name, members]) => {
+    const [ids, isFolded] = [members.map(idOf), folded.value.includes(name)];
+    return [{ name, ids, bytes: members.reduce((sum, view) => sum + bytesOf(view), 0), isFolded }, ...(isFolded ? [] : ids)];
+  });
+}

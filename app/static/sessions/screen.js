@@ -3,8 +3,7 @@ import { useEffect } from "preact/hooks";
 import { bytes, counted, number } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { LookInside } from "../model/example.js";
-import { closing } from "../shell/close.js";
-import { Button } from "../shell/controls.js";
+import { Button, Folded } from "../shell/controls.js";
 import { DropZone } from "../shell/import.js";
 import { memory } from "../state/memory.js";
 import { EXPERIMENTS } from "../state/route.js";
@@ -14,10 +13,10 @@ import { Findings, InWords } from "./findings.js";
 import { Board } from "./board/board.js";
 import { Activity } from "./charts/activity.js";
 import { Charts } from "./charts/charts.js";
-import { chosen, clear, counts, FACETS, isFiltered, keepListing, listed, order, text, toggle } from "./listing.js";
+import { chosen, clear, counts, FACETS, group, grouping, groupings, isFiltered, isRoomy, keepListing, listed, order, text, toggle } from "./listing.js";
 import { CreateDialog, creating } from "./open/create.js";
 import { importAll, ImportButton, Imports } from "./open/import.js";
-import { callBack, park } from "./table/row.js";
+import { Together } from "./table/row.js";
 import { Table } from "./table/table.js";
 
 export function SessionsScreen() {
@@ -51,9 +50,6 @@ const Welcome = () => ids.value.length === 0 && html`<section class="panel welco
   <${LookInside} /> <a class="button" href=${EXPERIMENTS}>Which head moves the name?</a>
 </section>`;
 
-/** On a phone what is not the board is folded: it is one touch away. */
-const Folded = ({ title, open, children }) => (isPhone.value ? html`<details class="folded" open=${open}><summary>${title}</summary>${children}</details>` : children);
-
 const Filters = () => html`
   <div class="filters" role="group" aria-label="Filters">
     <input
@@ -62,19 +58,10 @@ const Filters = () => html`
     />
     ${FACETS.map((facet) => html`<${Facet} key=${facet.key} facet=${facet} />`)}
     ${isFiltered() && html`<button class="quiet" onClick=${clear}>Clear the filters</button>`}
-    <${Together} />
-    <${BiggestFirst} />
+    ${isFiltered() && listed.value.length > 0 && html`<span class="row together">All ${number(listed.value.length)}: <${Together} ids=${listed.value} /></span>`}
+    <${Order} />
   </div>
 `;
-
-/** What can be done to all that pass the filters. */
-function Together() {
-  const ids = listed.value;
-  if (!isFiltered() || ids.length === 0) return null;
-  const act = (word, run, kind = null) => html`<${Button} class=${kind} aria-label=${`${word} these ${ids.length}`} onClick=${run}>${word}<//>`;
-  return html`<span class="row together">All ${number(ids.length)}: ${act("Park", () => ids.forEach(park))} ${act("Call back", () => ids.forEach(callBack))}
-    ${act("Close", () => (closing.value = ids), "danger")}</span>`;
-}
 
 function Shown() {
   const total = ids.value.length;
@@ -91,9 +78,13 @@ function Facet({ facet: { key, title, values } }) {
   </fieldset>`;
 }
 
-function BiggestFirst() {
-  const isOn = order.value.by === "bytes" && order.value.down;
-  return html`<button class="biggest" aria-pressed=${isOn} onClick=${sortBiggestFirst}>Biggest first</button>`;
+function Order() {
+  return html`<span class="row tight biggest">
+    <select aria-label="Group by" value=${grouping.value} onChange=${({ target }) => group(target.value)}><option value="">No groups</option>
+      ${groupings.value.map((name) => html`<option key=${name} value=${name}>By ${name}</option>`)}</select>
+    ${!isPhone.value && html`<button aria-pressed=${isRoomy.value} onClick=${() => (isRoomy.value = !isRoomy.value)}>Roomy</button>`}
+    <button aria-pressed=${order.value.by === "bytes" && order.value.down} onClick=${sortBiggestFirst}>Biggest first</button>
+  </span>`;
 }
 
 /** The answer is in the first row, so it comes into view. */

@@ -10,7 +10,7 @@ import { Timeline } from "../session/timeline.js";
 import { SessionsScreen } from "../sessions/screen.js";
 import { connection, enterKey, key } from "../state/connection.js";
 import { dismiss, notices } from "../state/notices.js";
-import { loadPast, pastOf } from "../state/past.js";
+import { loadPast, pastOf } from "../state/happenings.js";
 import { route } from "../state/route.js";
 import { ids, known, sessionOf } from "../state/sessions.js";
 import { CloseDialog } from "./close.js";

@@ -5,6 +5,7 @@ import { nameOf, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { AWAY, isAway, isPast } from "../state/connection.js";
 import { route } from "../state/route.js";
+import { isPhone } from "../state/window.js";
 
 /** `why` is the reason for which it cannot be used now, or null; without the server none can. It keeps the focus then, so
  * that a keyboard does not lose its place while a turn runs. */
@@ -59,6 +60,9 @@ export const errorOf = (error, name) => (isAbout(error, name) ? error.message.re
 /** An error that is about none of these fields, or about what one held before the answer came; else null. */
 export const errorElse = (error, fields) =>
   fields.some((name) => names(error, name) && !(editOf(name) > error.asked && editOf(name) < error.told)) ? null : error;
+
+/** On a phone what is not looked at first is folded: it is one touch away. */
+export const Folded = ({ title, open, children }) => (isPhone.value ? html`<details class="folded" open=${open}><summary>${title}</summary>${children}</details>` : children);
 
 /** A title, and below it what to do. */
 export const Empty = ({ title, children }) => html`

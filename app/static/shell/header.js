@@ -11,7 +11,7 @@ import { Icon } from "./icons.js";
 
 const THEMES = ["system", "light", "dark"];
 const theme = signal("system");
-const nextTheme = () => (theme.value = THEMES[(THEMES.indexOf(theme.value) + 1) % THEMES.length]);
+export const nextTheme = () => (theme.value = THEMES[(THEMES.indexOf(theme.value) + 1) % THEMES.length]);
 effect(() => (document.documentElement.style.colorScheme = theme.value.replace("system", "")));
 
 export function Header() {

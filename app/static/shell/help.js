@@ -13,7 +13,7 @@ const hasSingleKeys = signal(true);
 
 const KEYS = [
   [["?"], "open this help"],
-  [["Ctrl+K"], "go to a session, a screen or an experiment by its name"],
+  [["Ctrl+K"], "go to a session, a screen or an experiment, or do something, by its name"],
   [["/"], "find a session by its id or a tag"],
   [["g"], "go to all sessions"],
   [["Tab"], "go to the next control; the board is one"],

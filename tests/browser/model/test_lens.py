@@ -116,7 +116,7 @@ def expect_map(inside: Inside, position: int) -> None:
 
 
 def test_other_tokens_of_the_same_number_are_read_anew(inside: Inside) -> None:
-    inside.page.get_by_label("Watch all layers").check()
+    inside.page.get_by_label("Watch all layers").click()
     eventually(lambda: len(inside.breakpoints("capture")), 1)
     for first in (20, 60):
         fill(inside, first)

@@ -17,7 +17,7 @@ from tests.browser.model.conftest import PROMPT, Inside
 
 pytestmark = pytest.mark.browser
 
-CLIPBOARD = ["clipboard-read", "clipboard-write"]
+CLIPBOARD = ("clipboard-read", "clipboard-write")
 CLEAN, CORRUPTED = "The cat sat here", "The dog sat here"
 
 

@@ -157,9 +157,10 @@ def test_captures_of_a_program_stay(inside: Inside) -> None:
     inside.rung(1).click()
     expect(watch).not_to_be_checked()
     assert inside.get(f"{inside.path}/breakpoints")["data"] == [mine]
-    watch.check()
+    watch.click()
     eventually(lambda: len(inside.breakpoints("capture")), 2)
-    watch.uncheck()
+    expect(watch).to_be_checked()
+    watch.click()
     eventually(lambda: inside.breakpoints("capture"), [mine])
 
 
@@ -167,7 +168,7 @@ def test_the_watch_of_a_pause_ends_with_its_turn_and_one_that_was_asked_for_outl
     watch = inside.page.get_by_label("Watch all layers")
     for asked_for in (False, True):
         if asked_for:
-            watch.check()
+            watch.click()  # `check` wants it to be so at once: the server has the last word
             eventually(lambda: len(inside.breakpoints("capture")), 1)
         inside.pause_at(1)
         assert len(inside.breakpoints("capture")) == 1

@@ -104,7 +104,7 @@ def test_times_are_the_servers_though_the_clock_is_wrong_and_the_page_was_hidden
     page.add_init_script("(() => { const real = Date.now; Date.now = () => real() + 3 * 3600 * 1000; })()")
     page.reload()
     opened = panel(page, "Facts").locator("dl > div", has_text="Opened").get_by_role("definition")
-    expect(opened).to_have_text(re.compile(r"^(\d+ ms|[\d.]+ s|0 s) ago$"))
+    expect(opened).to_have_text(re.compile("^[^hd]+ ago$"))
     timeline = panel(page, "Timeline")
     timeline.get_by_text("As a table").click()
     expect(timeline.get_by_role("table")).to_contain_text("First seen")

@@ -11,18 +11,7 @@ from app.domain.activations import ActivationMap, LensAsk, LensRows, PausedTurn
 from app.domain.breakpoints import ALL, LAST, Action, Edit, EditOp, Pass, Positions, When
 from app.domain.errors import ActivationsFull
 from app.domain.values import KVPolicy, SessionId
-from app.messages import (
-    ClearCaptures,
-    Export,
-    Fork,
-    Import,
-    Lens,
-    MapLens,
-    OpenMap,
-    ReadPaused,
-    Reinstate,
-    Rewind,
-)
+from app.messages import ClearCaptures, Export, Fork, Import, Lens, MapLens, OpenMap, ReadPaused, Reinstate, Rewind
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
 from tests.gpu.breakpoints.breaking_oracle import boundaries, greedy

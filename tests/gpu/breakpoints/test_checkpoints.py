@@ -5,16 +5,7 @@ import torch
 from torch import Tensor
 
 from app.domain.activations import PausedTurn
-from app.domain.breakpoints import (
-    MAX_PASS_EDITS,
-    Action,
-    Edit,
-    EditOp,
-    Intervention,
-    Pass,
-    Until,
-    When,
-)
+from app.domain.breakpoints import MAX_PASS_EDITS, Action, Edit, EditOp, Intervention, Pass, Until, When
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import SessionId, StopRule
 from app.messages import Above, Fork, ReadPaused, Submit, WriteCheckpoint

@@ -147,12 +147,7 @@ CASES: dict[str, dict[str, Any]] = {
     "youtu": {"model_type": "youtu", **_LATENTS, "rope_interleave": False},
     "minicpm3, keys wider than values": {"model_type": "minicpm3", **_LATENTS},
     "stablelm, keywords dropped": {"model_type": "stablelm", **_GQA, "hidden_size": 64},
-    "phimoe, window in the mask": {
-        "model_type": "phimoe",
-        **_GQA,
-        "sliding_window": _WINDOW,
-        "num_local_experts": 4,
-    },
+    "phimoe, window in the mask": {"model_type": "phimoe", **_GQA, "sliding_window": _WINDOW, "num_local_experts": 4},
 }
 _CHUNKED = ["chunked_attention", "full_attention", "chunked_attention"]
 _PER_LAYER = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB, "num_kv_shared_layers": 1}

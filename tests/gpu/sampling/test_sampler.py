@@ -36,10 +36,7 @@ def random_logits(seed: int, rows: int = 1) -> torch.Tensor:
 
 
 def request(
-    params: SamplingParams,
-    tokens: list[int],
-    prompt_tokens: int | None = None,
-    forbidden: frozenset[int] = frozenset(),
+    params: SamplingParams, tokens: list[int], prompt_tokens: int | None = None, forbidden: frozenset[int] = frozenset()
 ) -> SampleRequest:
     prompt_length = len(tokens) if prompt_tokens is None else prompt_tokens
     seen = TokenCounts(prompt_length).seen(tokens)
@@ -230,14 +227,7 @@ def drawn(rows: torch.Tensor, uniforms: list[float], limits: list[tuple[int, flo
     min_p=st.sampled_from([0.0, 0.001, 0.5, 1.0]),
 )
 def test_it_draws_what_a_sort_would_find(
-    seed: int,
-    vocab_size: int,
-    steepness: float,
-    in_steps: bool,
-    uniform: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
+    seed: int, vocab_size: int, steepness: float, in_steps: bool, uniform: float, top_k: int, top_p: float, min_p: float
 ) -> None:
     """`in_steps`: many tokens have the same probability."""
     logits = torch.randn(1, vocab_size, generator=torch.Generator().manual_seed(seed)) * steepness

@@ -8,8 +8,7 @@ import { perKey } from "../../state/per_key.js";
 import { sessionOf } from "../../state/sessions.js";
 import { passing } from "../listing.js";
 import { bytesIn, leftOf, lookOf, tagsOf, TIERS } from "../looks.js";
-import { corners } from "./lanes.js";
-import { placesOf } from "./plan.js";
+import { corners, placesOf } from "./plan.js";
 
 /** Pixels that a name needs beside the icon. */
 const NAME_WIDTH = 78;

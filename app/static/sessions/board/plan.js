@@ -7,6 +7,8 @@ import { Layout } from "./layout.js";
 
 /** Ids of the sessions that have cells. */
 export const drawn = signal([]);
+/** Pixels from the corner of the board to the corner of each lane's field: `[x, y]`. */
+export const corners = signal({ device: [0, 0], host: [0, 0], disk: [0, 0] });
 /** How many cells found no room. */
 export const crowded = signal(0);
 /** How many sessions hold no KV. */

@@ -1,11 +1,12 @@
 // How busy the server was, for up to 30 days: agents, tokens and the longest waits, and when it started.
 import { computed, useSignal } from "@preact/signals";
 import { useEffect, useMemo } from "preact/hooks";
+import { call } from "../../lib/api.js";
 import { moment, serverTime } from "../../lib/clock.js";
 import { counted, milliseconds, number, short } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
-import { activity, loadActivity } from "../../state/activity.js";
 import { connection } from "../../state/connection.js";
+import { perKey } from "../../state/per_key.js";
 import { Chart, ChartPanel, peak, WHOLE } from "./chart.js";
 
 const [MINUTE, HOUR, DAY] = [60, 3600, 86_400];
@@ -86,3 +87,32 @@ function summed({ until, minutes, marks }, { span, sum }) {
     .map(({ at }) => [at - until, `The server started: ${moment(at)}`]);
   return { times, ...lists, starts, turns, computed: all, cached };
 }
+
+/** Most minutes of one answer. */
+const MOST = 10_000;
+const NOTHING = { from: Infinity, until: 0, minutes: [], marks: [] };
+
+/** What the server remembers is older than this page, and the same in every browser.
+ * The signal of `{from, until, minutes, marks}`: what is
+ * known of the time between, in Unix seconds, oldest first. */
+const activity = perKey(NOTHING);
+
+/** Ask for what is not known of the time since `from`. */
+async function loadActivity(from, signal) {
+  const now = serverTime();
+  const known = activity.peek().from <= from ? activity.peek() : { ...NOTHING, from };
+  let { minutes, marks } = known;
+  let since = minuteOf(Math.max(from, known.until - 60));
+  for (let hasMore = true; hasMore; since = minutes.at(-1)?.at + 60) {
+    const answer = await call("GET", "/v1/activity", { query: { since, limit: MOST }, signal });
+    const first = since;
+    const isBefore = ({ at }) => at < first;
+    minutes = [...minutes.filter(isBefore), ...answer.minutes];
+    marks = [...marks.filter(isBefore), ...answer.marks];
+    hasMore = answer.has_more;
+  }
+  activity.value = { from: known.from, until: now, minutes, marks };
+}
+
+/** A minute goes on until it is over: it is asked for from its beginning. */
+const minuteOf = (time) => 60 * Math.floor(time / 60);

@@ -4,7 +4,7 @@ import { call } from "../../lib/api.js";
 import { now } from "../../lib/clock.js";
 import { bytes, coarse, milliseconds, nameOf, number, waits } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
-import { CloseButton } from "../../shell/close.js";
+import { CloseButton, closing } from "../../shell/close.js";
 import { Button, Named } from "../../shell/controls.js";
 import { Icon } from "../../shell/icons.js";
 import { isPast } from "../../state/connection.js";
@@ -12,6 +12,7 @@ import { perSession } from "../../state/per_key.js";
 import { go, linkTo } from "../../state/route.js";
 import { sessionOf, stateWord } from "../../state/sessions.js";
 import { isPhone } from "../../state/window.js";
+import { grouping } from "../listing.js";
 import { bytesIn, leftOf, lookOf, tagsOf, tierName, TIERS } from "../looks.js";
 
 const size = (count) => (count === 0 ? html`<span class="dim">${bytes(0)}</span>` : bytes(count));
@@ -19,7 +20,7 @@ const size = (count) => (count === 0 ? html`<span class="dim">${bytes(0)}</span>
 /** `by` is what a column is sorted by; `width` is in pixels. A phone has room for some; what can be done there is on a session's screen. */
 const COLUMNS = [
   { title: "Session", by: "name", width: 196, onPhone: 132, cell: (view) => html`<${Name} view=${view} />` },
-  { title: "Tags", width: 108, cell: (view) => html`<${Tags} view=${view} />` },
+  { title: "Tags", width: 120, cell: (view) => html`<${Tags} view=${view} />` },
   { title: "State", by: "state", width: 104, onPhone: 104, cell: (view) => html`<b class="swatch ${lookOf(view).key}" aria-hidden="true"><${Icon} name=${lookOf(view).key} /></b>${stateWord(view)}` },
   { title: "Phase", by: "phase", width: 72, cell: (view) => view.phase },
   { title: "Tokens", by: "tokens", width: 76, onPhone: 64, isNumber: true, cell: (view) => number(view.tokens) },
@@ -32,7 +33,7 @@ const COLUMNS = [
 const Name = ({ view }) => html`<a class="name" href=${linkTo(view.id)} title=${view.id}><${Named} view=${view} /></a>`;
 
 function Tags({ view }) {
-  const tags = [...tagsOf(view).filter((tag) => !tag.startsWith("name: ")), ...(view.tenant === null ? [] : [`tenant ${view.tenant}`])];
+  const tags = [...tagsOf(view).filter((tag) => !tag.startsWith("name: ") && !tag.startsWith(`${grouping.value}: `)), ...(view.tenant === null ? [] : [`tenant ${view.tenant}`])];
   return html`<span class="tags" title=${tags.join("\n")}>${tags.map((tag) => html`<span class="tag">${tag}</span>`)}</span>`;
 }
 
@@ -76,6 +77,12 @@ function Actions({ view }) {
 const Action = ({ view, why, act, title, children }) => html`<${Button}
   why=${why} title=${title} aria-label=${`${children} ${nameOf(view)}`} onClick=${() => act(view.id)}
 >${children}<//>`;
+
+/** What can be done to all of these. */
+export function Together({ ids, of = "" }) {
+  const act = (word, run, kind = null) => html`<${Button} class=${kind} aria-label=${`${word} these ${ids.length}${of}`} onClick=${run}>${word}<//>`;
+  return html`${act("Park", () => ids.forEach(park))} ${act("Call back", () => ids.forEach(callBack))} ${act("Close", () => (closing.value = ids), "danger")}`;
+}
 
 /** The signal of why a button has done nothing to a session, or null. */
 const refusalOf = perSession(null);

@@ -1,17 +1,19 @@
-// All sessions that pass the filters. Only the rows in view are in the document.
+// All sessions that pass the filters, in groups if one likes. Only the rows in view are in the document.
+import { computed } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
+import { bytes, counted } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
 import { Button } from "../../shell/controls.js";
 import { ids } from "../../state/sessions.js";
 import { isPhone } from "../../state/window.js";
-import { clear, listed, order, sortBy } from "../listing.js";
+import { clear, folded, grouping, isRoomy, listed, order, rows, sortBy } from "../listing.js";
 import { creating } from "../open/create.js";
-import { columns, Row } from "./row.js";
+import { columns, Row, Together } from "./row.js";
 
-/** Pixels of a row; the stylesheet says the same. */
-const ROW = 34;
+/** Pixels of a row; a finger needs more. */
+const height = computed(() => (isRoomy.value || isPhone.value ? 40 : 28));
 const MORE = 6;
-const ACTIONS_WIDTH = 204;
+const ACTIONS_WIDTH = 192;
 
 export function Table() {
   const frame = useRef(null);
@@ -22,9 +24,10 @@ export function Table() {
     observer.observe(frame.current);
     return () => observer.disconnect();
   }, []);
+  useEffect(look, [height.value]);
   const minWidth = columns.value.reduce((sum, { width }) => sum + width, isPhone.value ? 0 : ACTIONS_WIDTH);
   return html`<div class="table-frame" ref=${frame} tabindex="0" role="region" aria-label="Table of sessions" onScroll=${look}>
-    <table aria-rowcount=${listed.value.length + 1} style=${{ minWidth: `${minWidth}px` }}>
+    <table aria-rowcount=${rows.value.length + 1} style=${{ minWidth: `${minWidth}px`, "--row": `${height.value}px` }}>
       <${Head} />
       <${Rows} ...${window} />
     </table>
@@ -49,18 +52,28 @@ function Title({ title, about, by, isNumber }) {
 }
 
 function Rows({ first, count }) {
-  const all = listed.value;
+  const all = rows.value;
   const start = Math.max(0, Math.min(first, all.length - count));
   const shown = all.slice(start, start + count);
   return html`<tbody>
     <${Space} rows=${start} />
-    ${shown.map((id, index) => html`<${Row} key=${id} id=${id} index=${start + index} />`)}
+    ${shown.map((each, index) => (each.ids ? html`<${Group} key=${`of ${each.name}`} ...${each} index=${start + index} />` : html`<${Row} key=${each} id=${each} index=${start + index} />`))}
     <${Space} rows=${all.length - start - shown.length} />
   </tbody>`;
 }
 
+/** What its sessions have in common, and what can be done to all of them. */
+function Group({ name, ids, bytes: held, isFolded, index }) {
+  const fold = () => (folded.value = isFolded ? folded.value.filter((each) => each !== name) : [...folded.value, name]);
+  return html`<tr class="group" aria-rowindex=${index + 2}>
+    <td colspan=${columns.value.length}><button class="quiet" aria-expanded=${!isFolded} onClick=${fold}>
+      <span aria-hidden="true">${isFolded ? "▸" : "▾"}</span> ${name || `no ${grouping.value}`}</button> <span class="dim">${counted(ids.length, "session")} · ${bytes(held)}</span></td>
+    ${!isPhone.value && html`<td class="actions"><div><${Together} ids=${ids} of=${` of ${name}`} /></div></td>`}
+  </tr>`;
+}
+
 /** As high as the rows that are not there. */
-const Space = ({ rows }) => rows > 0 && html`<tr aria-hidden="true" style=${{ height: `${rows * ROW}px` }}></tr>`;
+const Space = ({ rows }) => rows > 0 && html`<tr aria-hidden="true" style=${{ height: `${rows * height.value}px` }}></tr>`;
 
 function Nothing() {
   if (listed.value.length > 0) return null;
@@ -74,8 +87,8 @@ function Nothing() {
 }
 
 const seen = (frame) => ({
-  first: Math.max(0, Math.floor(frame.scrollTop / ROW) - MORE),
-  count: Math.ceil(frame.clientHeight / ROW) + 2 * MORE,
+  first: Math.max(0, Math.floor(frame.scrollTop / height.value) - MORE),
+  count: Math.ceil(frame.clientHeight / height.value) + 2 * MORE,
 });
 
 const kept = (old, next) => (old.first === next.first && old.count === next.count ? old : next);
