@@ -298,21 +298,29 @@ class BoundaryActions:
         checkpoint.restore_ms = (time.perf_counter() - began) * 1000
 
     def act(
-        self, row: Row, boundary: int, found: Tensor, point: Point = Point.RESID_POST, heads: int | None = None
+        self,
+        row: Row,
+        boundary: int,
+        found: Tensor,
+        point: Point = Point.RESID_POST,
+        heads: int | None = None,
+        *,
+        skipped: int = 0,
     ) -> None:
         """Do what is marked at the point that the row has reached, which may have `heads`. `found` may go on behind a
-        row of one token with the neighbours that `find_alike` finds: they are edited at once.
+        row of one token with the neighbours that `find_alike` finds: they are edited at once. It is without the row's
+        first `skipped` tokens, and without what follows the last one with something to do.
         """
         for step in row.path.at(boundary, point):
             match step:
                 case Intervention():
-                    chosen = found if row.length == 1 else self.choose(row, step.runs, found)
+                    chosen = found if row.length == 1 else self.choose(row, step.runs, found, skipped)
                     active = self._active.get((row, step.runs, step.edit.digest())) if self._active else None
                     apply_edit(chosen, step.edit, self._get, self._place, active)
                     if len(step.runs) > 1:
-                        found.index_copy_(0, self._indices[row, step.runs], chosen)
+                        found.index_copy_(0, self._indices[row, step.runs] - skipped, chosen)
                 case Record():
-                    self._capture(row, step, found, heads)
+                    self._capture(row, step, found, heads, skipped)
                 case ReadFeature():
                     feature, vector = step.edit.feature, step.edit.vector
                     assert feature is not None
@@ -340,15 +348,16 @@ class BoundaryActions:
         saved = self._held.pop(row) if hidden is None else HostTensor.save(hidden, self._streams)
         self.stopped[row] = Stopped(saved, self._bases.pop(row, None), kept)
 
-    def choose(self, row: Row, runs: Runs, found: Tensor) -> Tensor:
+    def choose(self, row: Row, runs: Runs, found: Tensor, skipped: int = 0) -> Tensor:
         """The chosen positions, `[positions, ...]`: a view where they are one run, else a copy."""
         if len(runs) > 1:
-            return found.index_select(0, self._indices[row, runs])
-        [run] = runs
-        return found[run.first - row.first : run.end - row.first : run.step]
+            index = self._indices[row, runs]
+            return found.index_select(0, index - skipped if skipped else index)
+        [run], first = runs, row.first + skipped
+        return found[run.first - first : run.end - first : run.step]
 
-    def _capture(self, row: Row, record: Record, found: Tensor, heads: int | None) -> None:
-        chosen = self.choose(row, record.runs, found)
+    def _capture(self, row: Row, record: Record, found: Tensor, heads: int | None, skipped: int) -> None:
+        chosen = self.choose(row, record.runs, found, skipped)
         shape: tuple[int, ...] = (found.shape[1],)
         match record.reads:
             case Probe() as probe:

@@ -35,6 +35,7 @@ from app.gpu.models.base import LayerStack
 from app.gpu.sampling import SampleRequest
 from app.gpu.sampling.sampler import log_probabilities
 from app.gpu.state.checkpoints import Cell, Rows, join_cells
+from app.gpu.state.paths import LoadCheckpoint
 from app.gpu.state.segments import (
     GROW_AFTER,
     Row,
@@ -690,7 +691,8 @@ class Forward:
 
     def _act_on_head(self, logits: Tensor) -> None:
         """Do what is marked behind the layers, and put logits that it changes in place, `[outputs, vocab_size]`. What
-        is looked at there is computed for it: mostly few of a row's tokens need it for anything else.
+        is looked at there is computed for it, and for the tokens between: mostly few of a row's tokens need it for
+        anything else.
         """
         boundary, end = self._stack.num_layers + 1, 0
         for place, row in enumerate(self._rows):
@@ -698,13 +700,18 @@ class Forward:
             at_norm, at_logits = (row.path.at(boundary, point) for point in (Point.FINAL_NORM, Point.LOGITS))
             if not at_norm and not at_logits:
                 continue
-            hidden, normed = self._hidden_of(place, place + 1), None
+            marked, normed = (*at_norm, *at_logits), None
+            changed = row.outputs > 0 and any(isinstance(step, Intervention) for step in marked)
+            spans = [(step.runs[0].first, step.runs[-1].end) for step in marked if not isinstance(step, LoadCheckpoint)]
+            if changed:
+                spans.append((row.end - row.outputs, row.end))
+            skipped, last = min(first for first, _ in spans) - row.first, max(end for _, end in spans) - row.first
+            hidden = self._hidden_of(place, place + 1)[skipped:last]
             if at_norm:
                 normed = self._stack.normed(hidden)
-                self._actions.act(row, boundary, normed, Point.FINAL_NORM)
-            changed = row.outputs > 0 and any(isinstance(step, Intervention) for step in (*at_norm, *at_logits))
+                self._actions.act(row, boundary, normed, Point.FINAL_NORM, skipped=skipped)
             if at_logits or changed:
                 own = self._stack.head(hidden) if normed is None else self._stack.unembed(normed)
-                self._actions.act(row, boundary, own, Point.LOGITS)
+                self._actions.act(row, boundary, own, Point.LOGITS, skipped=skipped)
                 if changed:
                     logits[end - row.outputs : end] = own[-row.outputs :]

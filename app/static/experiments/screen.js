@@ -1,11 +1,11 @@
 // The screen of experiments: patches of one prompt into another, and what the heads that matter look at.
-import { useEffect } from "preact/hooks";
-import { number, seconds } from "../lib/format.js";
+import { useEffect, useMemo } from "preact/hooks";
+import { number, percent, seconds } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { visible } from "../lib/tokens.js";
-import { readAgain } from "../model/attention.js";
+import { HeadLooks, readAgain } from "../model/attention.js";
 import { LookAt } from "../model/example.js";
-import { HeadLooks } from "../model/pattern.js";
+import { moved } from "../model/heatmap.js";
 import { Failure, Loading, useAction } from "../shell/controls.js";
 import { server } from "../state/connection.js";
 import { attempt } from "../state/notices.js";
@@ -15,7 +15,6 @@ import { route } from "../state/route.js";
 import { isPhone } from "../state/window.js";
 import { best, chosen, FIRST_FORM, form, METRICS, sweep } from "./sweep.js";
 import { SweepForm } from "./sweep_form.js";
-import { shareOf, SweepMap } from "./sweep_map.js";
 
 export function ExperimentsScreen() {
   useEffect(() => void attempt("Points", loadPoints), []);
@@ -55,9 +54,14 @@ function Result({ found }) {
     <${Progress} found=${found} />
     ${state === "failed" && html`<${Failure} error=${error} />`}
     ${told && html`<${Prompts} told=${told} metric=${found.body.metric} />`}
-    <div class="maps">${tables.map((table) => html`<${SweepMap} key=${table.point} table=${table} texts=${texts} />`)}</div>
-    ${tables.length > 0 && html`<p class="row tight dim scale-key">−100 % <i class="scale"></i> 100 % of the answer, brought back</p>
-      <${Chosen} found=${found} texts=${texts} />`}
+    ${tables.length > 0 && html`<div class="places">
+      <div class="maps">${tables.map((table) => html`<${SweepMap} key=${table.point} table=${table} texts=${texts} />`)}</div>
+      <div class="stack beside">
+        <p class="row tight dim scale-key">−100 % <i class="scale"></i> 100 % of the answer, brought back</p>
+        <${Writers} ...${found} />
+        <${Chosen} found=${found} texts=${texts} />
+      </div>
+    </div>`}
   `;
 }
 
@@ -71,7 +75,7 @@ function Progress({ found }) {
     failed: "It has failed",
   };
   return html`<div class="row sweep-progress">
-    <p role="status">${words[state]}${most && html`. <b>${nameOf(most, found)}</b> brings back <b>${shareOf(most.normalized)}</b>${state === "running" ? " so far" : ""}.`}</p>
+    <p role="status">${words[state]}${most && html`. <b>${nameOf(most, found)}</b> brings back <b>${shareOf(most.normalized)}</b>${state === "running" ? " so far" : ""}${writing(found, most)}.`}</p>
     ${state === "running" && html`<progress aria-label="The sweep" max=${rows ?? 1} value=${rows === null ? null : done}></progress>`}
   </div>`;
 }
@@ -80,6 +84,26 @@ function Progress({ found }) {
 function nameOf({ point, layer, column }, { body, told }) {
   if (body.by === "head") return `Head ${column} of layer ${layer}`;
   return `${body.points.length > 1 ? `${point} of layer` : "Layer"} ${layer} at “${visible(told.clean_texts[column])}”`;
+}
+
+const wordOf = (token) => (typeof token === "number" ? `#${token}` : `“${visible(token)}”`);
+
+/** What a head of the sweep writes, in words, if that is known. */
+function writing({ writers, body: { metric } }, { point, layer, column }) {
+  const own = point === "z" && writers?.heads?.find((each) => each.layer === layer && each.head === column);
+  return own ? html`, and writes <b>${signed(own.value)}</b> toward ${wordOf(metric.answer)}` : null;
+}
+
+const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`;
+
+const WRITERS = 3;
+
+/** The heads that write most toward the answer by themselves. */
+function Writers({ writers, body: { metric } }) {
+  if (writers?.error) return html`<p class="dim">What each head writes is not known: ${writers.error.message}</p>`;
+  return writers && html`<p class="row tight">Most toward ${wordOf(metric.answer)}, and away from ${wordOf(metric.wrong)}:
+    ${writers.heads.slice(0, WRITERS).map(({ layer, head, value }) => html`<button key=${`${layer} ${head}`}
+      onClick=${() => (chosen.value = { point: "z", layer, column: head })}>Head ${head} of layer ${layer} <b>${signed(value)}</b></button>`)}</p>`;
 }
 
 /** Both prompts, with the tokens in which they differ. */
@@ -91,6 +115,62 @@ function Prompts({ told, metric }) {
   return html`<dl class="prompts">${line("clean", told.clean_texts, told.clean)}${line("corrupted", told.corrupted_texts, told.corrupted)}</dl>`;
 }
 
+/** A place that brings back less has no figure: it would hide those that matter. */
+const WORTH = 0.095;
+/** Colours of small shares are stronger than those: a third can be seen beside a whole. */
+const FAINT = 0.7;
+
+/** `texts` are those of the prompt's tokens. */
+function SweepMap({ table, texts }) {
+  const { point, by, layers, columns, rows } = table;
+  const here = chosen.value?.point === point ? chosen.value : null;
+  const choose = (row, column) => (chosen.value = { point, layer: layers[row], column: columns[column] });
+  const onClick = ({ target }) => {
+    const cell = target.closest("[data-at]");
+    if (cell) choose(...cell.dataset.at.split(" ").map(Number));
+  };
+  const onKeyDown = (event) => {
+    const from = here ? [layers.indexOf(here.layer), columns.indexOf(here.column)] : [0, 0];
+    const to = moved(event, from, [layers.length, columns.length]);
+    if (to) choose(...to);
+  };
+  return html`<figure class="sweep-map" style=${{ "--columns": columns.length }}>
+    <figcaption><b>${point}</b> <span class="dim">by layer and ${by === "head" ? "head" : "token"}</span></figcaption>
+    <div class="scroll"><div class="grid" role="grid" tabindex="0" aria-label=${`${point} by layer and ${by}`} aria-rowcount=${layers.length + 1}
+      aria-activedescendant=${here && idOf(point, here.layer, here.column)} onClick=${onClick} onKeyDown=${onKeyDown}>
+      <div role="row" class="line names"><span role="columnheader" class="dim">layer</span>
+        ${columns.map((column) => html`<span key=${column} role="columnheader" title=${by === "head" ? `head ${column}` : `position ${column}`}>
+          ${by === "head" ? column : visible(texts[column])}</span>`)}
+      </div>
+      ${layers.map((layer, at) => html`<${Line} key=${layer} point=${point} layer=${layer} at=${at} columns=${columns} row=${rows[at]}
+        chosen=${here?.layer === layer ? here.column : null} />`)}
+    </div></div>
+  </figure>`;
+}
+
+const idOf = (point, layer, column) => `place-${point}-${layer}-${column}`;
+
+/** Drawn again only where something of it is new. */
+function Line({ point, layer, at, columns, row, chosen: column }) {
+  return useMemo(() => html`<div role="row" class="line" aria-label="layer ${layer}">
+    <span role="rowheader" class="dim">${layer}</span>
+    ${row.map((place, index) => html`<${Place} key=${index} id=${idOf(point, layer, columns[index])} place=${place} at=${`${at} ${index}`}
+      isChosen=${column === columns[index]} />`)}
+  </div>`, [row, column, columns]);
+}
+
+function Place({ id, place, at, isChosen }) {
+  const share = place?.normalized ?? null;
+  const name = place === null ? "waits" : share === null ? "not known" : "";
+  const side = share === null ? name : share < 0 ? "less" : "more";
+  return html`<span id=${id} role="gridcell" data-at=${at} class="place ${side.replace(" ", "-")} ${isChosen ? "chosen" : ""}" aria-selected=${isChosen}
+    aria-label=${name || shareOf(share)} style=${{ "--p": `${Math.round(100 * Math.min(1, Math.abs(share ?? 0)) ** FAINT)}%` }}
+  >${share !== null && Math.abs(share) >= WORTH ? Math.round(100 * share) : ""}</span>`;
+}
+
+/** Below zero it leads away from the answer. */
+const shareOf = (share) => `${share < 0 ? "−" : ""}${percent(Math.abs(share))}`;
+
 function Chosen({ found, texts }) {
   const here = chosen.value;
   if (here === null) return html`<p class="dim">Choose a cell to see more of it. Arrow keys move the choice.</p>`;
@@ -100,7 +180,7 @@ function Chosen({ found, texts }) {
   return html`<section class="stack place-details" aria-label="The chosen place">
     <div class="row">
       <h2>${nameOf(here, found)}</h2>
-      <p role="status">${place ? html`${METRICS[found.body.metric.kind].label} <b>${place.value.toFixed(2)}</b>${share !== null && html`, <b>${shareOf(share)}</b> of the answer`}` : "is not done yet"}</p>
+      <p role="status">${place ? html`${METRICS[found.body.metric.kind].label} <b>${place.value.toFixed(2)}</b>${share !== null && html`, <b>${shareOf(share)}</b> of the answer`}${writing(found, here)}` : "is not done yet"}</p>
       <${LookAt} question=${found.body.clean} layer=${here.layer} position=${found.body.by === "head" ? null : here.column} />
     </div>
     ${QUERIES.includes(here.point) && found.body.by === "head" && html`<${HeadOf} prompt=${found.told.clean_token_ids} layer=${here.layer} head=${here.column} texts=${texts} />`}

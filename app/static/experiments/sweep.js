@@ -1,7 +1,9 @@
 // A sweep of patches: what is asked, and the answer as it comes, place by place.
-import { need, stream } from "../lib/api.js";
+import { call, need, scratch, stream } from "../lib/api.js";
+import { server } from "../state/connection.js";
 import { perKey } from "../state/per_key.js";
 import { pointIn, points } from "../state/points.js";
+import { byFrame } from "../state/turns.js";
 
 /** Prompts that are worth a try. The first one is the question of Wang et al. (2022): arXiv:2211.00593. */
 const NAME = {
@@ -25,9 +27,9 @@ export const METRICS = {
 
 /** The form, each field as typed. */
 export const form = perKey(FIRST_FORM);
-/** `{body, state, told, tables, done, rows, seconds, error}`; null before the first. `state` is `running`, `done`, `stopped` or
- * `failed`; `told` what the first event said of the prompts, or null. A table is `{point, by, layers, columns, rows}`, with
- * a list of `{value, normalized}` for each layer: null where a place is not done. */
+/** `{body, state, told, tables, done, rows, seconds, error, writers}`; null before the first. `state` is `running`, `done`, `stopped`
+ * or `failed`; `told` what the first event said of the prompts, or null. A table is `{point, by, layers, columns, rows}`, with
+ * a list of `{value, normalized}` for each layer: null where a place is not done. `writers` is what `readWriters` gave, or null. */
 export const sweep = perKey(null);
 /** The place that is looked at, `{point, layer, column}`, or null. */
 export const chosen = perKey(null);
@@ -54,13 +56,16 @@ export async function run(body) {
   stop();
   const { signal } = (ending = new AbortController());
   chosen.value = null;
-  sweep.value = { body, state: "running", told: null, tables: [], done: 0, rows: null, seconds: null, error: null };
+  sweep.value = { body, state: "running", told: null, tables: [], done: 0, rows: null, seconds: null, error: null, writers: null };
   const isMine = () => sweep.peek()?.body === body;
   const change = (changed) => isMine() && (sweep.value = { ...sweep.peek(), ...changed });
-  const places = drawing((fresh) => isMine() && change(filled(sweep.peek(), fresh)));
+  const places = byFrame((fresh) => isMine() && change(filled(sweep.peek(), fresh)));
   const asked = performance.now();
   const onEvent = ({ name, data }) => {
-    if (name === "started") change({ told: data, rows: data.rows, tables: tablesOf(body, data) });
+    if (name === "started") {
+      change({ told: data, rows: data.rows, tables: tablesOf(body, data) });
+      if (writes(body)) readWriters(body, data.clean_token_ids).catch((error) => ({ error })).then((writers) => change({ writers }));
+    }
     else if (name === "row") places.take(data);
     else if (name === "finished") change({ seconds: data.seconds, state: "done" });
     else if (name === "error") throw Object.assign(new Error(data.error.message), { param: data.error.param });
@@ -75,11 +80,32 @@ export async function run(body) {
   if (isMine() && state === "done") chosen.value = best(sweep.peek());
 }
 
+/** Whether it can be told what the heads of a sweep write. */
+const writes = ({ by, points: names, metric }) => by === "head" && names.includes("z") && metric.kind === "logit_difference";
+
+/** Direct logit attribution: what each head adds to the difference of the two logits at the last token of the clean prompt, largest
+ * first, `{heads: [{layer, head, value}]}`. One pass of a session of its own, which is closed again. */
+async function readWriters({ metric: { answer, wrong } }, prompt) {
+  const idOf = async (token) => (typeof token === "number" ? token : (await call("POST", "/tokenize", { body: { prompt: token, add_special_tokens: false } })).tokens[0]);
+  const tokens = [await idOf(answer), await idOf(wrong)];
+  return scratch("attribution", async (path) => {
+    const kept = [{ point: "z", layers: layersOf("z") }, { layers: [server.peek().num_layers - 1] }];
+    for (const each of kept) await call("POST", `${path}/breakpoints`, { body: { ...each, action: "capture" } });
+    await call("POST", `${path}/generate`, { body: { token_ids: prompt, max_tokens: 0 } });
+    const { units } = await call("GET", `${path}/attribution`, { query: { tokens } });
+    const heads = units.flatMap(({ layer, units: each }) => each.map(({ index, value }) => ({ layer, head: index, value })));
+    return { heads: heads.sort((one, other) => other.value - one.value) };
+  });
+}
+
+/** The layers that have a point, rising. */
+const layersOf = (point) => points.peek().filter((each) => each.name === point).flatMap((each) => each.layers).sort((one, other) => one - other);
+
 /** Tables without values: the server says how many places there are, and the model's points which. */
 function tablesOf({ points: names, by }, { clean_token_ids: clean, corrupted_token_ids: corrupted }) {
   const first = clean.findIndex((id, position) => id !== corrupted[position]);
   return names.map((point) => {
-    const layers = points.peek().filter((each) => each.name === point).flatMap((each) => each.layers).sort((one, other) => one - other);
+    const layers = layersOf(point);
     const heads = Math.max(0, ...layers.map((layer) => pointIn(layer, point).heads ?? 1));
     const columns = by === "head" ? range(0, heads) : range(first, clean.length);
     return { point, by, layers, columns, rows: layers.map(() => columns.map(() => null)) };
@@ -113,24 +139,4 @@ export function best({ tables }) {
     }));
   }
   return most;
-}
-
-/** Gives places to `draw`, those of one frame together. */
-function drawing(draw) {
-  let [fresh, frame] = [[], null];
-  const show = () => {
-    draw(fresh);
-    [fresh, frame] = [[], null];
-  };
-  return {
-    take: (place) => {
-      fresh.push(place);
-      frame ??= requestAnimationFrame(show);
-    },
-    stop: () => {
-      if (frame === null) return;
-      cancelAnimationFrame(frame);
-      show();
-    },
-  };
 }

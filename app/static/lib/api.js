@@ -28,6 +28,17 @@ export const open = (path, options) => request("GET", path, options);
 /** The bytes of an answer, as an ArrayBuffer; with a `body` it is posted. */
 export const download = async (path, body) => (await request(body ? "POST" : "GET", path, { json: body })).arrayBuffer();
 
+/** What `use` gives of a session by its path: one of its own, which is closed then. `from` is the path of one to fork. */
+export async function scratch(name, use, from = null) {
+  const { id } = await (from ? call("POST", `${from}/fork`) : call("POST", "/v1/sessions", { body: { ttl_s: 600, metadata: { name } } }));
+  const path = `/v1/sessions/${id}`;
+  try {
+    return await use(path);
+  } finally {
+    await call("DELETE", path).catch(() => {}); // it closes by itself
+  }
+}
+
 /** Send bytes; the parsed JSON of the answer. */
 export const upload = async (method, path, bytes, query) => (await request(method, path, { bytes, query })).json();
 

@@ -1,5 +1,5 @@
 // Edits of the checkpoint: from the form to the API's body, tried and taken back.
-import { call, download, need, upload } from "../lib/api.js";
+import { call, download, need, scratch, upload } from "../lib/api.js";
 import { server } from "../state/connection.js";
 import { AFTER, partOf, pointIn, STREAM } from "../state/points.js";
 import { isVector } from "./vectors.js";
@@ -44,7 +44,8 @@ export function numberOf(text, empty) {
   return Number.isFinite(Number(text)) ? Number(text) : text;
 }
 
-const pathOf = (desk) => `/v1/sessions/${desk.id}/checkpoint`;
+const sessionOf = (desk) => `/v1/sessions/${desk.id}`;
+const pathOf = (desk) => `${sessionOf(desk)}/checkpoint`;
 
 /** Make the form's edit at the checkpoint as it was at first, and look through the lens before and after. `preview` of
  * the desk is then `{place, op, original, position, before, after, isMade, ends}`, or null while nothing is edited.
@@ -59,11 +60,11 @@ export const tryEdit = (desk) => atPause(desk, async (checkpoint) => {
   let preview = null;
   let plain = null;
   try {
-    const before = await lensAt(desk.id, position, checkpoint.point);
+    const before = await lensAt(sessionOf(desk), position, checkpoint.point);
     plain = known?.position === position && known.ends ? known.ends[0] : await endOf(desk, checkpoint, position);
     preview = { place, op: edit.op, original, position, before, after: null };
     await make(desk, edit, () => (preview = null));
-    preview = { ...preview, after: await lensAt(desk.id, position, checkpoint.point), isMade: true };
+    preview = { ...preview, after: await lensAt(sessionOf(desk), position, checkpoint.point), isMade: true };
   } finally {
     show(desk, place, preview);
   }
@@ -116,27 +117,21 @@ function positionOf(desk, { first, end }, { positions }) {
 }
 
 /** Null where the pass does not stand in the residual stream. */
-async function lensAt(id, position, point) {
+async function lensAt(session, position, point) {
   if (!STREAM.includes(point)) return null;
   const query = { positions: `${position}:${position + 1}`, top_k: 8 };
-  return (await call("GET", `/v1/sessions/${id}/checkpoint/lens`, { query })).positions[0];
+  return (await call("GET", `${session}/checkpoint/lens`, { query })).positions[0];
 }
 
 /** What would really be said: the lens after the last layer, to which a fork runs on. Null where that cannot be had. */
 async function endOf(desk, checkpoint, position) {
   const last = server.peek().num_layers - 1;
   const isThere = ({ layer, point }) => layer === last && point === AFTER;
-  if (isThere(checkpoint)) return lensAt(desk.id, position, AFTER);
-  const fork = await call("POST", `/v1/sessions/${desk.id}/fork`).catch(() => null);
-  if (fork === null) return null;
-  try {
+  if (isThere(checkpoint)) return lensAt(sessionOf(desk), position, AFTER);
+  return scratch("edit", async (fork) => {
     const body = { until: { layer: last } };
     // Breakpoints on the way pause the fork too.
-    for (let at = checkpoint; !isThere(at); ) at = (await call("POST", `/v1/sessions/${fork.id}/resume`, { body })).checkpoint;
-    return await lensAt(fork.id, position, AFTER);
-  } catch {
-    return null;
-  } finally {
-    await call("DELETE", `/v1/sessions/${fork.id}`).catch(() => {}); // it closes by itself
-  }
+    for (let at = checkpoint; !isThere(at); ) at = (await call("POST", `${fork}/resume`, { body })).checkpoint;
+    return lensAt(fork, position, AFTER);
+  }, sessionOf(desk)).catch(() => null);
 }

@@ -11,6 +11,7 @@ import { say } from "../state/notices.js";
 import { perKey } from "../state/per_key.js";
 import { where } from "../state/points.js";
 import { capture, steer } from "./arming.js";
+import { useLook } from "./norms.js";
 
 /** Those of the caller, by name; null before the first answer. */
 const dictionaries = perKey(null);
@@ -42,24 +43,13 @@ export function Features({ desk }) {
 /** What is active at the position that is looked at. */
 function Active({ desk, dictionary }) {
   const { error, act, busy } = useAction();
-  const [told, tell] = useState(null);
   const { name, layer, point } = dictionary;
-  const position = desk.cell.value?.position;
-  const place = desk.place.value;
-  const positions = position === undefined ? "last" : `${position}:${position + 1}`;
   const isCaptured = (desk.breakpoints.value ?? []).some((each) => each.action === "capture" && each.point === point && each.layers.includes(layer));
-  useEffect(() => {
-    if (place === "busy") return undefined;
-    const leaving = new AbortController();
-    const query = { dictionary: name, positions, top_k: TOP };
-    call("GET", `/v1/sessions/${desk.id}/features`, { query, signal: leaving.signal })
-      .then((answer) => tell({ answer }), (failed) => failed.name !== "AbortError" && tell({ failed }));
-    return () => leaving.abort();
-  }, [name, positions, place, isCaptured]);
-  const at = told?.answer?.positions[0];
+  const told = useLook(desk, "features", { dictionary: name, top_k: TOP }, isCaptured);
+  const at = told.found?.positions[0];
   const most = Math.max(1e-9, ...(at?.top ?? []).map((each) => each.activation ?? 0));
   return html`
-    <${Failure} error=${told?.failed ?? error} />
+    <${Failure} error=${told.error ?? error} />
     ${at ? html`<p role="status">At position ${at.position}, <code>${visible(at.text)}</code>: ${at.top.length === 0 ? "no feature is active." : "the most active first."}</p>
       <ol class="features-list">${at.top.map(({ index, activation }) => html`<li key=${index}>
         ${dictionary.url ? html`<a href=${dictionary.url.replace("{feature}", index)} target="_blank" rel="noreferrer">${index}</a>` : html`<span>${index}</span>`}
@@ -72,7 +62,7 @@ function Active({ desk, dictionary }) {
     <div class="row">
       ${!isCaptured && html`<${Button} class="primary" why=${busy ? "One moment" : null} onClick=${() => act(() => capture(desk, { layer, point }))}>Capture ${where(point, [layer])}<//>`}
       <${CopyAs} what="features" python=${() => pythonIn(desk.id, called("session.capture_at", [], { layer, point }), "# after a turn:", called("session.features", [name], { positions: "last", top_k: TOP }))}
-        calls=${() => [["GET", `/v1/sessions/${desk.id}/features?dictionary=${name}&positions=${positions}&top_k=${TOP}`]]} />
+        calls=${() => [["GET", `/v1/sessions/${desk.id}/features?dictionary=${name}&positions=${told.positions}&top_k=${TOP}`]]} />
     </div>
   `;
 }

@@ -90,16 +90,18 @@ function choose(event, desk) {
   if (kind === "cell") desk.cell.value = { layer: Number(layer), position: Number(position) };
 }
 
-function move(event, desk) {
+/** Where a key leads from a row and a column of so many; undefined for other keys. */
+export function moved(event, from, counts) {
   const by = MOVES[event.key];
-  if (by === undefined) return;
-  event.preventDefault();
+  if (by) event.preventDefault();
+  return by?.map((steps, axis) => Math.min(counts[axis] - 1, Math.max(0, from[axis] + steps)));
+}
+
+function move(event, desk) {
   const { layer, position } = desk.cell.value ?? lastOf(desk);
-  const clip = (value, count) => Math.min(count - 1, Math.max(0, value));
-  desk.cell.value = {
-    layer: clip(layer + by[0], server.peek().num_layers),
-    position: clip(position + by[1], desk.lens.end.peek()),
-  };
+  const to = moved(event, [layer, position], [server.peek().num_layers, desk.lens.end.peek()]);
+  if (!to) return;
+  desk.cell.value = { layer: to[0], position: to[1] };
   const { currentTarget: map } = event;
   requestAnimationFrame(() => map.querySelector(".chosen").scrollIntoView({ block: "nearest", inline: "nearest" }));
 }

@@ -11,8 +11,7 @@ import { isVector, VectorOptions } from "./vectors.js";
 export function Norms({ desk }) {
   const [chosen, setChosen] = useState("");
   const name = isVector(chosen) ? chosen : ""; // it may have been deleted
-  const position = desk.cell.value?.position;
-  const { found, error } = useNorms(desk, position, name);
+  const { found, error } = useLook(desk, "norms", { vector: name || null }, desk.preview.value);
   return html`
     <section class="panel norms stack" aria-labelledby="norms-title">
       <h2 id="norms-title">Norm and cosine by layer</h2>
@@ -27,22 +26,23 @@ export function Norms({ desk }) {
   `;
 }
 
-/** The server's answer for a position, anew wherever the turn comes to; without one, for the last that is kept. */
-function useNorms(desk, position, vector) {
+/** `{found, error, positions}`: the server's answer of `what` at the position that is looked at, anew wherever the turn comes to, and
+ * as `changed` does; without a position, at the last that is kept. */
+export function useLook(desk, what, asked, changed) {
   const [answer, setAnswer] = useState({ found: null, error: null });
+  const position = desk.cell.value?.position;
   const place = desk.place.value;
-  const preview = desk.preview.value;
+  const positions = position === undefined ? "last" : `${position}:${position + 1}`;
+  const query = { ...asked, positions };
   useEffect(() => {
     if (place === "busy") return undefined;
     const leaving = new AbortController();
-    const positions = position === undefined ? "last" : `${position}:${position + 1}`;
-    const query = { positions, vector: vector || null };
-    call("GET", `/v1/sessions/${desk.id}/norms`, { query, signal: leaving.signal })
+    call("GET", `/v1/sessions/${desk.id}/${what}`, { query, signal: leaving.signal })
       .then((found) => setAnswer({ found, error: null }))
       .catch((error) => error.name !== "AbortError" && setAnswer({ found: null, error }));
     return () => leaving.abort();
-  }, [desk, position, vector, place, preview]);
-  return answer;
+  }, [desk, JSON.stringify(query), place, changed]);
+  return { ...answer, positions };
 }
 
 function Charts({ name, found }) {

@@ -1,6 +1,6 @@
 // Steering: a direction from two prompts, how strong it is added after a layer, and the reply with it beside the one without.
 import { useEffect } from "preact/hooks";
-import { call, download, need, stream } from "../lib/api.js";
+import { call, download, need, scratch, stream } from "../lib/api.js";
 import { called, literal, pythonOf } from "../lib/code.js";
 import { html } from "../lib/html.js";
 import { read } from "../lib/safetensors.js";
@@ -141,28 +141,25 @@ async function difference({ plus, minus, layer: text, over }) {
 /** The page's names of the fields of that call. */
 const NAMES = { layers: "layer", "prompts.0": "plus", "prompts.1": "minus" };
 
-/** Stream a reply of a session of its own, which is closed again. */
+/** Stream a reply of a session of its own. */
 async function reply(side, prompt, breakpoint, signal) {
   const change = (changed) => !signal.aborted && (replies.value = { ...replies.peek(), [side]: { ...replies.peek()[side], ...changed } });
   change({ text: "", done: false });
-  const { id } = await call("POST", "/v1/sessions", { body: SCRATCH });
+  const onEvent = ({ name, data }) => {
+    if (name === "error") throw Object.assign(new Error(data.error.message), { param: data.error.param });
+    if (name === "token") change({ text: replies.peek()[side].text + data.text });
+  };
   try {
-    if (breakpoint) await call("POST", `/v1/sessions/${id}/breakpoints`, { body: breakpoint });
-    const body = { ...turnOf(prompt), stream: true };
-    const onEvent = ({ name, data }) => {
-      if (name === "error") throw Object.assign(new Error(data.error.message), { param: data.error.param });
-      if (name === "token") change({ text: replies.peek()[side].text + data.text });
-    };
-    await stream("POST", `/v1/sessions/${id}/generate`, { body, signal, onEvent });
+    await scratch("steering", async (path) => {
+      if (breakpoint) await call("POST", `${path}/breakpoints`, { body: breakpoint });
+      await stream("POST", `${path}/generate`, { body: { ...turnOf(prompt), stream: true }, signal, onEvent });
+    });
     change({ done: true });
   } catch (error) {
     if (error.name !== "AbortError") throw error;
-  } finally {
-    await call("DELETE", `/v1/sessions/${id}`).catch(() => {}); // it closes by itself
   }
 }
 
-const SCRATCH = { ttl_s: 600, metadata: { name: "steering" } };
 const turnOf = (prompt) => ({ prompt, max_tokens: MOST_TOKENS, temperature: 0 });
 
 function pythonFor({ plus, minus, over, vector, prompt, layer, factor }) {

@@ -71,7 +71,7 @@ async function run(id, verb, body, { sent = "", tell, onPiece }) {
   const before = verb === "resume" ? turn.peek() : AT_REST;
   const its = before.asked ?? { tell, text: sent.trim(), from: sessionOf(id).peek()?.tokens };
   turn.value = { ...before, running: true, verb, sent, error: null, over: null, usage: null, asked: its };
-  const drawn = drawing(turn);
+  const drawn = byFrame(showIn(turn));
   let rest;
   const asked = performance.now();
   try {
@@ -131,12 +131,17 @@ async function follow(path, body, onPiece) {
   return end;
 }
 
-/** Shows the pieces of a turn, those of one frame together. */
-function drawing(turn) {
+/** Shows some more pieces of a turn. */
+const showIn = (turn) => (fresh) => {
+  const { pieces, text } = turn.peek();
+  turn.value = { ...turn.peek(), pieces: [...pieces, ...fresh], text: text + fresh.map((each) => each.text).join("") };
+};
+
+/** Gives what is taken to `draw`, that of one frame together. */
+export function byFrame(draw) {
   let [fresh, frame] = [[], null];
   const show = () => {
-    const { pieces, text } = turn.peek();
-    turn.value = { ...turn.peek(), pieces: [...pieces, ...fresh], text: text + fresh.map((each) => each.text).join("") };
+    draw(fresh);
     [fresh, frame] = [[], null];
   };
   return {

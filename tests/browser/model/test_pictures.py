@@ -45,7 +45,15 @@ def test_from_nothing_to_the_head_that_brings_the_answer_back(open_page: OpenPag
     exec(page.evaluate("navigator.clipboard.readText()"), left)
     sweep, djinn = left["sweep"], left["djinn"]
     [(layer, head, part)] = sweep.tables[0].best(1)
-    expect(said).to_contain_text(f"Head {head} of layer {layer} brings back {share(part)}.")
+    layers = sweep.tables[0].layers
+    with djinn.sessions.create() as session:
+        session.capture_at(layers=layers, point="z")
+        session.capture_at(layer=layers[-1])
+        session.generate(prompt=CLEAN, max_tokens=0)
+        units = session.attribution((21, 60)).units
+    writes = {(each.layer, unit.index): unit.value or 0 for each in units for unit in each.units}
+    writing = f"and writes {writes[layer, head]:+.2f} toward #21.".replace("-", "−")
+    expect(said).to_contain_text(f"Head {head} of layer {layer} brings back {share(part)}, {writing}")
     read = djinn.activations([CLEAN], points=["pattern"], layers=[layer])
     djinn.close()
     looks = page.get_by_role("status").filter(has_text="looks at")
@@ -53,9 +61,11 @@ def test_from_nothing_to_the_head_that_brings_the_answer_back(open_page: OpenPag
     grid = page.get_by_role("grid", name="z by layer and head")
     expect(grid.get_by_role("gridcell")).to_have_count(sum(map(len, sweep.tables[0].values)))
     expect_no_violations(page)
+    best = max(writes, key=writes.__getitem__)
+    page.get_by_role("button", name=f"Head {best[1]} of layer {best[0]} ").click()
     grid.focus()
     page.keyboard.press("Home")
-    expect(grid).to_have_attribute("aria-activedescendant", f"place-z-{layer}-0")
+    expect(grid).to_have_attribute("aria-activedescendant", f"place-z-{best[0]}-0")
     page.reload()
     expect(page.get_by_label("Clean prompt")).to_have_value(CLEAN)
     page.get_by_label("Patched alone").select_option("each token")

@@ -98,7 +98,7 @@ def seen(model: Any, index: int, seeing: Mapping[Point, See]) -> Iterator[None]:
     handles = list[Any]()
 
     def tensor(given: Any) -> Tensor:
-        found: Tensor = given[0] if isinstance(given, tuple) else given
+        found: Tensor = given[0] if isinstance(given, tuple) else getattr(given, "logits", given)
         return found if found.dim() == 2 else found[0]
 
     def out(point: Point, module: Any, part: Callable[[Tensor], Tensor] = lambda x: x) -> None:
@@ -131,9 +131,7 @@ def seen(model: Any, index: int, seeing: Mapping[Point, See]) -> Iterator[None]:
     sizes = [heads * width, kv_heads * width, kv_heads * width]
     for point in seeing:
         match point:
-            case Point.EMBED:
-                into(point, decoder_layers(model)[0])
-            case Point.RESID_PRE:
+            case Point.EMBED | Point.RESID_PRE:
                 into(point, layer)
             case Point.RESID_POST:
                 out(point, layer)
@@ -179,9 +177,7 @@ def seen(model: Any, index: int, seeing: Mapping[Point, See]) -> Iterator[None]:
             case Point.FINAL_NORM:
                 out(point, _child(decoder, *_FINAL))
             case Point.LOGITS:
-                handles.append(
-                    model.register_forward_hook(lambda m, args, given: seeing[Point.LOGITS](given.logits[0]))
-                )
+                out(point, model)
     model.set_attn_implementation("observed")
     _seeing.update(seeing)
     _LAYER[:] = [index]
