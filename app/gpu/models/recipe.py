@@ -79,14 +79,14 @@ class Recipe:
 def choose_products(
     settings: EngineSettings, model: ResolvedModel, device: torch.device, dtype: torch.dtype
 ) -> MatmulPrecision:
-    """What `settings.matmul_precision` comes to on this machine. `auto` keeps float32, unless the processor has an
-    instruction for bfloat16, and no data type was requested or just that.
+    """What `settings.matmul_precision` comes to on this machine. `auto` keeps float32, unless the processor is
+    faster in bfloat16, and no data type was requested or just that.
 
     Raises FieldOutOfRange for bfloat16 where another part of PyTorch multiplies.
     """
     asked = settings.matmul_precision
     ours = device.type == "cpu" and can_be_streamed(model) and dtype in (torch.float32, torch.bfloat16)
-    if asked == AUTO and ours and dtype is torch.bfloat16 and _has_instruction():
+    if asked == AUTO and ours and dtype is torch.bfloat16 and _is_fast_in_bfloat16():
         return MatmulPrecision.BFLOAT16
     if asked == BFLOAT16 and not ours:
         raise FieldOutOfRange(
@@ -94,7 +94,7 @@ def choose_products(
             f"computes in float32 or bfloat16; {model.config.model_type!r} runs in {dtype_name(dtype)} on {device}",
             param="matmul_precision",
         )
-    if not ours or asked == FLOAT32 or (asked == AUTO and (settings.dtype != AUTO or not _has_instruction())):
+    if not ours or asked == FLOAT32 or (asked == AUTO and (settings.dtype != AUTO or not _is_fast_in_bfloat16())):
         return MatmulPrecision.FLOAT32
     return MatmulPrecision.BFLOAT16 if asked == BFLOAT16 else MatmulPrecision.AS_KEPT
 
@@ -113,10 +113,10 @@ def attends_in_bfloat16(model: ResolvedModel, products: MatmulPrecision) -> bool
     return model.weights_dtype is WeightsDtype.BFLOAT16
 
 
-def _has_instruction() -> bool:
-    from app.gpu.kernels.cpu.tiles import multiplies_pairs  # imports Numba, which only a CPU needs
+def _is_fast_in_bfloat16() -> bool:
+    from app.gpu.kernels.cpu.amx import bfloat16_is_fast  # imports Numba, which only a CPU needs
 
-    return multiplies_pairs()
+    return bfloat16_is_fast()
 
 
 FLOAT8_CAPABILITY = (8, 9)

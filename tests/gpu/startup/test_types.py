@@ -91,7 +91,7 @@ def test_auto_looks_at_the_processor_unless_a_type_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A model in bfloat16 is multiplied in it where the processor can."""
-    monkeypatch.setattr(recipe, "_has_instruction", lambda: has_instruction)
+    monkeypatch.setattr(recipe, "_is_fast_in_bfloat16", lambda: has_instruction)
     dtype = DTYPES[given.get("dtype", "float32")]
     assert choose_products(Settings(**given).engine(), model, CPU, dtype) is expected
 
@@ -100,7 +100,7 @@ def test_auto_looks_at_the_processor_unless_a_type_is_asked_for(
 def test_bfloat16_is_refused_beside_another_type(
     device: str, dtype: torch.dtype, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recipe, "_has_instruction", lambda: False)
+    monkeypatch.setattr(recipe, "_is_fast_in_bfloat16", lambda: False)
     asked = Settings(matmul_precision="bfloat16").engine()
     with pytest.raises(FieldOutOfRange, match="matmul_precision must be auto or float32") as refused:
         choose_products(asked, model, torch.device(device), dtype)

@@ -1,5 +1,6 @@
 """How the CPU kernels are compiled, and where their machine code is kept."""
 
+import ctypes
 import functools
 import hashlib
 import logging
@@ -35,6 +36,8 @@ _IMPORT = re.compile(r"^from (app\.gpu\.kernels[\w.]*) import (\([^)]*\)|.*)$", 
 _KEPT_DAYS = 60
 _STARTED = time.time()
 """Of this process. A file that has changed since may not be what it has imported."""
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+"""The call's number on x86-64, ARCH_REQ_XCOMP_PERM, and XFEATURE_XTILEDATA."""
 _OPTIONS: dict[str, Any] = {"fastmath": True, "error_model": "numpy", "boundscheck": False}
 
 P = ParamSpec("P")
@@ -42,11 +45,21 @@ R = TypeVar("R")
 
 
 def compiled_features() -> frozenset[str]:
-    """Instruction sets that kernels are compiled for, in LLVM's words: the processor's, or NUMBA_CPU_FEATURES."""
+    """Instruction sets that kernels are compiled for, in LLVM's words: the processor's, or NUMBA_CPU_FEATURES. Those of
+    AMX only if the system lets this process use its registers.
+    """
     told: Any = vars(config)["CPU_FEATURES"]
     if told is not None:
-        return frozenset(word[1:] for word in told.split(",") if word.startswith("+"))
-    return frozenset(name for name, is_there in llvm.get_host_cpu_features().items() if is_there)
+        found = {word[1:] for word in told.split(",") if word.startswith("+")}
+    else:
+        found = {name for name, is_there in llvm.get_host_cpu_features().items() if is_there}
+    return frozenset(name for name in found if not name.startswith("amx") or _has_tile_registers())
+
+
+@functools.cache
+def _has_tile_registers() -> bool:
+    """Ask Linux for AMX's registers, which all threads of this process then have (`arch_prctl(2)`)."""
+    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
 
 
 def inlined(function: Callable[P, R]) -> Callable[P, R]:
@@ -126,7 +139,7 @@ class _Kernel(CFunc):
         folder = kernel_folder()
         if not _is_ours(folder) or any(path.stat().st_mtime > _STARTED for path in self._files.values()):
             return None
-        target = target_context.codegen().magic_tuple()
+        target = target_context.codegen().magic_tuple(), sorted(compiled_features())
         versions = numba.__version__, llvmlite.__version__, sys.version_info[:3]
         digest = hashlib.sha256(repr((versions, str(signature), target, self._identity)).encode())
         for module, path in self._files.items():

@@ -8,7 +8,7 @@ to 1.02 times the time at 1 to 256 rows. What oneDNN cannot do is why they are h
   weights takes a third longer than one with resident ones, not more than twice as long (`python -m loadgen weights`).
   All cores copy, and then compute: a thread that copies beside those takes a core, and all wait for that one.
 - Each sum is made from its first term to its last. So a row's bits depend neither on its company, nor on the weight's
-  type and place.
+  type and place. Products in bfloat16 have other bits where there is AMX, see `amx`: there all of them come from it.
 """
 
 import threading
@@ -20,6 +20,7 @@ from llvmlite import ir
 from numba import types
 from torch import Tensor
 
+from app.gpu.kernels.cpu.amx import multiplies_in_registers, multiply_in_registers
 from app.gpu.kernels.cpu.compile import inlined
 from app.gpu.kernels.cpu.elementwise import add_, rounded
 from app.gpu.kernels.cpu.experts import add_to_groups_
@@ -281,6 +282,8 @@ _multiply_rows = _with_tiles(2, PANEL, _with_tiles(1, PANEL, _no_rows))
 for _size in sorted({3, 4, 5, 6, 8, ROWS}):
     if _size <= ROWS:
         _multiply_rows = _with_tiles(_size, COLUMNS, _multiply_rows)
+_IN_REGISTERS = multiplies_in_registers()
+_multiply_halves = multiply_in_registers if _IN_REGISTERS else _multiply_rows
 
 
 @inlined
@@ -288,7 +291,8 @@ def _multiply_panel(element: Any, a: Any, weight: Any, panel: Any, base: Any, ro
     """So many `rows`, from row `base` on, with the panel at address `weight`."""
     x, out_bytes = a.x + base * a.x_bytes, a.panels * PANEL * 4
     out = a.out + base * out_bytes + panel * PANEL * 4
-    if rows < (_SLICED_ROWS_OF_PAIRS if is_in_pairs(element) else _SLICED_ROWS):
+    few = _SLICED_ROWS_OF_PAIRS if is_in_pairs(element) else _SLICED_ROWS
+    if rows < few and not (_IN_REGISTERS and takes_bfloat16(element)):
         _multiply_rows(element, rows, x, a.x_bytes, weight, a.inputs, out, out_bytes, 0)
         return
     scratch = _scratch()
@@ -296,6 +300,6 @@ def _multiply_panel(element: Any, a: Any, weight: Any, panel: Any, base: Any, ro
         count = min(_SLICE, a.inputs - first)
         unpacked = unpack(element, weight + a.panel_bytes * first // a.inputs, count, scratch)
         if takes_bfloat16(element):
-            _multiply_rows(HALVES, rows, x + first * 2, a.x_bytes, unpacked, count, out, out_bytes, first)
+            _multiply_halves(HALVES, rows, x + first * 2, a.x_bytes, unpacked, count, out, out_bytes, first)
         else:
             _multiply_rows(np.float32, rows, x + first * 4, a.x_bytes, unpacked, count, out, out_bytes, first)

@@ -11,17 +11,18 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from numba.core import config
 from numba.np.numpy_support import carray
 
 import app
 from app.gpu.forward.programs import Arena, Recording
 from app.gpu.kernels import cpu
-from app.gpu.kernels.cpu import elementwise, telling_of_compilation
+from app.gpu.kernels.cpu import compile, elementwise, telling_of_compilation
 from app.gpu.kernels.cpu.compile import c_function, kernel_folder
 from app.gpu.kernels.cpu.elementwise import forbid
 from app.gpu.kernels.cpu.intrinsics import pointer
@@ -164,6 +165,13 @@ def test_a_checkout_uses_what_another_has_compiled_until_a_file_of_the_kernel_ch
         with (other / "app/gpu/kernels" / name).open("a") as file:
             file.write("# A comment.\n")
         assert hits(other) == expected, name
+
+
+@pytest.mark.parametrize("granted", [True, False])
+def test_amx_is_compiled_for_only_if_the_system_grants_its_registers(granted: bool, monkeypatch: Any) -> None:
+    monkeypatch.setitem(vars(config), "CPU_FEATURES", "+avx2,-sse4a,+amx-tile,+amx-bf16")
+    monkeypatch.setattr(compile, "_has_tile_registers", lambda: granted)
+    assert compile.compiled_features() == {"avx2"} | ({"amx-tile", "amx-bf16"} if granted else set())
 
 
 def test_a_start_tells_of_the_kernels_that_it_compiles(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

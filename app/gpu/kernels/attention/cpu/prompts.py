@@ -33,6 +33,8 @@ from app.gpu.kernels.attention.cpu.queries import (
     query_scale,
     sink_score,
 )
+from app.gpu.kernels.cpu.amx import DEPTH, configure, make_block, multiplies_in_registers, release
+from app.gpu.kernels.cpu.amx import ROWS as REGISTER_ROWS
 from app.gpu.kernels.cpu.compile import inlined
 from app.gpu.kernels.cpu.intrinsics import LEAST_EXPONENT, exp2, fetch_add, pointer
 from app.gpu.kernels.cpu.launch import draw, parallel
@@ -50,15 +52,18 @@ from app.gpu.kernels.cpu.tiles import (
     widen_run,
 )
 
-KEYS = 48
-"""In a tile: whole strips."""
-SPLIT = 10 * KEYS
-"""Keys of one state: enough to pay for the fold, few enough to spread one long context over the cores."""
+KEYS, KEYS_IN_REGISTERS = 48, 64
+"""In a tile: whole strips; whole runs of AMX's registers."""
+SPLIT = 576
+"""Keys of one state, whole tiles of both kinds: enough to pay for the fold, few enough to spread one long context over
+the cores."""
 RUN_LANES = 192
 """Queries of a run times the query heads that share its key-value head, at most, unless one query has more."""
 
 _tile, _narrow_tile = make_tile(ROWS, COLUMNS), make_tile(ROWS, LANES)
 _softmax, _rounded_softmax = (make_softmax(KEYS, rounded=each) for each in (False, True))
+_block, _narrow_block = (make_block(2, outputs) for outputs in (PANEL, REGISTER_ROWS))
+_softmax_in_registers = make_softmax(KEYS_IN_REGISTERS, rounded=True)
 
 
 class PlacedPrompts:
@@ -110,7 +115,10 @@ def attend_prompts(
     rows = [batch.rows[index] for index in prompts]
     placed = PlacedPrompts(rows, prompts, heads=heads, kv_heads=kv.shape[2], head_dim=head_dim)
     kind = HALVES if in_bfloat16 and head_dim % 2 == 0 else np.float32
-    _attend(**common_arguments(query, kv, batch.block_tables, spec, output) | placed.arguments, kind=kind)
+    keys = KEYS
+    if kind is HALVES and head_dim % (2 * REGISTER_ROWS) == 0 and multiplies_in_registers():
+        keys = KEYS_IN_REGISTERS
+    _attend(**common_arguments(query, kv, batch.block_tables, spec, output) | placed.arguments, kind=kind, size=keys)
 
 
 @parallel
@@ -131,6 +139,7 @@ def _attend(
     softcap: float,
     *,
     kind: Any,
+    size: int,
     head_dim: int,
 ) -> None:
     """Draw work items until none is left: of a prompt, those with the most keys first. See `PlacedPrompts`. A prompt is
@@ -141,8 +150,11 @@ def _attend(
     counts = carray(pointer(folded), (prompts, kv_heads), np.int64)
     lines, lanes = -(-head_dim // ROWS) * ROWS + 2, _lanes(a, run)
     panels = np.zeros((-(-lanes // PANEL), head_dim, PANEL), np.float32)
-    keys, values = np.zeros(KEYS * head_dim, np.float32), np.zeros(KEYS * head_dim + ROWS, np.float32)
-    scores, factors = np.zeros((KEYS, PANEL), np.float32), np.empty((2, LANES), np.float32)
+    keys, values = np.zeros(size * head_dim, np.float32), np.zeros(size * head_dim + ROWS, np.float32)
+    scores, factors = np.zeros((size, PANEL), np.float32), np.empty((2, LANES), np.float32)
+    turned = np.empty((head_dim, size // 2), np.float32)
+    if size == KEYS_IN_REGISTERS:
+        configure(2 * REGISTER_ROWS, DEPTH)
     own, results = np.empty(lines * lanes, np.float32), np.empty(lines * lanes, np.float32)
     while True:
         item, row = draw(a), 0
@@ -170,7 +182,22 @@ def _attend(
             state = _states(start, split if one_run else 0, lines, merged.shape[1])
             _begin(state)
             _attend_split(
-                a, pool, kind, table, head, lo + split, first, count, panels, keys, values, scores, state, head_dim
+                a,
+                pool,
+                kind,
+                size,
+                table,
+                head,
+                lo + split,
+                first,
+                count,
+                panels,
+                keys,
+                values,
+                turned,
+                scores,
+                state,
+                head_dim,
             )
             whole = not one_run or fetch_add(folded + (row * kv_heads + head) * 8, 1) == splits - 1
             for index in range(splits if one_run else 1) if whole else range(0):
@@ -179,6 +206,8 @@ def _attend(
         if done == splits:
             _give_output(a, output, sinks, token, count, head, merged, head_dim)
             counts[row, head] = 0
+    if size == KEYS_IN_REGISTERS:
+        release()
 
 
 PromptArguments = _attend.arguments
@@ -218,6 +247,7 @@ def _attend_split(
     a: Any,
     pool: Any,
     kind: Any,
+    size: int,
     table: Any,
     head: int,
     split: int,
@@ -226,6 +256,7 @@ def _attend_split(
     panels: Any,
     keys: Any,
     values: Any,
+    turned: Any,
     scores: Any,
     state: Any,
     head_dim: int,
@@ -233,19 +264,52 @@ def _attend_split(
     """Attend with `count` queries, the first at position `first`, over the keys of one split."""
     lanes, group = state.shape[1], a.heads // a.kv_heads
     oldest, end = max(0, first + 1 - a.window), min((split + 1) * SPLIT, first + count)
-    for tile in range(max(split * SPLIT, oldest // KEYS * KEYS), end, KEYS):
-        _take_keys(a, pool, kind, table, head, tile, min(tile + KEYS, end), keys, values, head_dim)
+    for tile in range(max(split * SPLIT, oldest // size * size), end, size):
+        _take_keys(a, pool, kind, size, table, head, tile, min(tile + size, end), keys, values, head_dim)
+        if size == KEYS_IN_REGISTERS:
+            _turn(values.ctypes.data, turned)
         for lane in range(0, lanes, PANEL):
             beside = min(PANEL, lanes - lane)
             if tile <= first + (lane + beside - 1) // group:
                 panel, weights = panels[lane // PANEL].ctypes.data, scores.ctypes.data
-                for row in range(0, KEYS, ROWS):
-                    at, to = keys.ctypes.data + row * head_dim * 4, weights + row * PANEL * 4
-                    _multiply(kind, at, head_dim * 4, 1, panel, beside, head_dim, to, PANEL * 4, 0)
-                _weigh(kind, a, scores, first + lane // group, lane % group, tile, state, lane, beside)
+                sums, line = state.ctypes.data + lane * 4, lanes * 4
+                at, query = first + lane // group, lane % group
+                if size == KEYS_IN_REGISTERS:
+                    _multiply_blocks(
+                        keys.ctypes.data, head_dim * 4, panel, beside, size, head_dim, weights, PANEL * 4, 0
+                    )
+                    _weigh(kind, size, a, scores, at, query, tile, state, lane, beside)
+                    _multiply_blocks(turned.ctypes.data, size * 2, weights, beside, head_dim, size, sums, line, 1)
+                    continue
+                for row in range(0, size, ROWS):
+                    strip, to = keys.ctypes.data + row * head_dim * 4, weights + row * PANEL * 4
+                    _multiply(kind, strip, head_dim * 4, 1, panel, beside, head_dim, to, PANEL * 4, 0)
+                _weigh(kind, size, a, scores, at, query, tile, state, lane, beside)
                 for row in range(0, len(state) - 2, ROWS):  # add the values to the sums
-                    at, to = values.ctypes.data + row * 4, state.ctypes.data + (row * lanes + lane) * 4
-                    _multiply(kind, at, 4, head_dim, weights, beside, KEYS, to, lanes * 4, 1)
+                    strip, to = values.ctypes.data + row * 4, sums + row * line
+                    _multiply(kind, strip, 4, head_dim, weights, beside, size, to, line, 1)
+
+
+@inlined
+def _multiply_blocks(
+    x: int, line: int, weights: int, lanes: int, rows: int, inputs: int, out: int, out_line: int, carry: int
+) -> None:
+    """`rows` of `x` times `lanes` of the `weights`, as `make_block` has them; both rows and inputs are whole blocks."""
+    for row in range(0, rows, 2 * REGISTER_ROWS):
+        if lanes == PANEL:
+            _block(x + row * line, line, weights, inputs // DEPTH, out + row * out_line, out_line, carry)
+        else:
+            _narrow_block(x + row * line, line, weights, inputs // DEPTH, out + row * out_line, out_line, carry)
+
+
+@inlined
+def _turn(values: int, turned: Any) -> None:
+    """Pairs of values, `[pairs, head_dim]` at that address, as `[head_dim, pairs]`."""
+    width, pairs = turned.shape
+    found = carray(pointer(values), (pairs, width), np.float32)
+    for i in range(width):
+        for pair in range(pairs):
+            turned[i, pair] = found[pair, i]
 
 
 @inlined
@@ -269,9 +333,19 @@ def _take_queries(a: Any, query: Any, kind: Any, token: int, count: int, head: i
 
 @inlined
 def _take_keys(
-    a: Any, pool: Any, kind: Any, table: Any, head: int, first: int, end: int, keys: Any, values: Any, head_dim: int
+    a: Any,
+    pool: Any,
+    kind: Any,
+    size: int,
+    table: Any,
+    head: int,
+    first: int,
+    end: int,
+    keys: Any,
+    values: Any,
+    head_dim: int,
 ) -> None:
-    """Keys and values at positions `[first, end)`, `[KEYS, head_dim]` each. Those past the end are zero. In bfloat16
+    """Keys and values at positions `[first, end)`, `[size, head_dim]` each. Those past the end are zero. In bfloat16
     keys are in pairs as `_take_queries` makes them, and values of two keys make a pair.
     """
     block, offset = first // a.block_size, first % a.block_size
@@ -283,13 +357,13 @@ def _take_keys(
         offset += 1
         if offset == a.block_size:
             block, offset = block + 1, 0
-    for i in range((end - first) * head_dim, KEYS * head_dim):
+    for i in range((end - first) * head_dim, size * head_dim):
         keys[i] = values[i] = ZERO
     if takes_bfloat16(kind):
-        for key in range(KEYS):
+        for key in range(size):
             line = keys.ctypes.data + key * head_dim * 4
             round_run(line, line + head_dim // 2 * 4, line, head_dim // 2)
-        for pair in range(KEYS // 2):
+        for pair in range(size // 2):
             line = values.ctypes.data + pair * head_dim * 8
             round_run(line, line + head_dim * 4, values.ctypes.data + pair * head_dim * 4, head_dim)
 
@@ -319,7 +393,7 @@ def _multiply(
 
 @inlined
 def _weigh(
-    kind: Any, a: Any, scores: Any, first: int, head: int, tile: int, state: Any, begin: int, lanes: int
+    kind: Any, size: int, a: Any, scores: Any, first: int, head: int, tile: int, state: Any, begin: int, lanes: int
 ) -> None:
     """Turn the scores of a panel into weights, zero for keys that a query does not see, and make the earlier sums fit.
 
@@ -328,14 +402,14 @@ def _weigh(
     """
     group = a.heads // a.kv_heads
     last = first + (head + lanes - 1) // group
-    if tile + KEYS > first + 1 or last + 1 - a.window > tile:
+    if tile + size > first + 1 or last + 1 - a.window > tile:
         for lane in range(lanes):
             position = first + (head + lane) // group
-            for key in range(KEYS):
+            for key in range(size):
                 if tile + key > position or tile + key <= position - a.window:
                     scores[key, lane] = LOWEST
     if a.softcap != 0:
-        for key in range(KEYS):
+        for key in range(size):
             for lane in range(lanes):
                 if scores[key, lane] > LOWEST:
                     scores[key, lane] = bounded(scores[key, lane], a.softcap)
@@ -343,7 +417,9 @@ def _weigh(
     for vector in range(0, lanes, LANES):
         at = state.ctypes.data + (begin + vector) * 4
         start = scores.ctypes.data + vector * 4
-        if takes_bfloat16(kind):
+        if size == KEYS_IN_REGISTERS:
+            _softmax_in_registers(start, PANEL * 4, at, line, len(state) - 2)
+        elif takes_bfloat16(kind):
             _rounded_softmax(start, PANEL * 4, at, line, len(state) - 2)
         else:
             _softmax(start, PANEL * 4, at, line, len(state) - 2)
