@@ -268,17 +268,8 @@ def outcome_of(name: str, scene: Scene, right: list[Turn]) -> Outcome:
         not turn.error and turn.token_ids != expected.token_ids
         for turn, expected in zip(scene.turns, right, strict=False)
     )
-    return Outcome(
-        name,
-        ATTACKS[name].description,
-        len(scene.turns),
-        scene.waits,
-        scene.tokens_per_s,
-        scene.grown_bytes,
-        scene.answers,
-        wrong,
-        scene.error,
-    )
+    does, turns, rate = ATTACKS[name].description, len(scene.turns), scene.tokens_per_s
+    return Outcome(name, does, turns, scene.waits, rate, scene.grown_bytes, scene.answers, wrong, scene.error)
 
 
 async def _play(url: str, pid: int, name: str | None, seconds: float) -> Scene:
@@ -299,13 +290,8 @@ async def _play(url: str, pid: int, name: str | None, seconds: float) -> Scene:
         peak.cancel()
         grown = max(0, await _peak(peak) - before - KV_DEVICE_BYTES - KV_HOST_BYTES)
         error = next((turn.error for turn in victim.turns if turn.error), "") or await _failure(client)
-    return Scene(
-        victim.turns,
-        found.get("answers", {}),
-        max(0, whole - victim.computed) / lasted,
-        grown,
-        error or found.get("error", ""),
-    )
+    rate, error = max(0, whole - victim.computed) / lasted, error or found.get("error", "")
+    return Scene(victim.turns, found.get("answers", {}), rate, grown, error)
 
 
 async def _describe(client: httpx.AsyncClient) -> Model:

@@ -27,15 +27,17 @@ from client.edge import mapped_errors
 from client.errors import StreamBroken
 from loadgen.errors import LoadgenError, require_at_least
 from loadgen.load.clocks import TurnClock, Wire
-from loadgen.load.records import Failure, Run, TurnCost, TurnRecord
-from loadgen.load.trajectories import Message, Trajectory, Turn, read_trajectories
+from loadgen.load.forms import read_recorded, small_trace
+from loadgen.load.records import Failure, Run, TurnCost, TurnRecord, taken
+from loadgen.load.trajectories import Message, Trajectory, Turn
 from loadgen.load.workload import Measurement
 from loadgen.options.common import add_output, finish, make_output
 from loadgen.options.parser import add_plan_options, read_plan
 from loadgen.options.targets import add_targets, read_targets
 from loadgen.plans import option
 from loadgen.report.origin import Server
-from loadgen.report.report import Chart, Report
+from loadgen.report.report import Chart, Report, noting
+from loadgen.report.report import Failure as Unmeasured
 from loadgen.report.tables import Figure, Row, Table, all_of, exact
 from loadgen.stats import Distribution, Summary, summarize
 from loadgen.targets import TargetSpec
@@ -56,7 +58,7 @@ class ReplayPlan:
     calls: int = option(1000, "calls of a conversation at most")
     fit: int | None = option(None, "tokens of a conversation at most: texts are shortened (default: no)", read=int)
     characters_per_token: float = option(2.5, "with which --fit reckons")
-    delay_scale: float = option(1.0, "factor on recorded delays; 0: none")
+    delay_scale: float = option(1.0, "factor on recorded delays and arrivals; 0: none")
     max_tokens: int = option(1024, "most in an answer")
     turn_timeout_s: float = option(600.0, "seconds for an answer")
     exact: bool = option(False, "answers have all of --max-tokens, whatever the model says")
@@ -134,6 +136,7 @@ class Replay:
             wire, messages = Wire(), list[Message]()
             transport = self._spec.transport(wire.trace)
             self.planned += len(trajectory.turns)
+            await asyncio.sleep(self._began + trajectory.starts_s * self._plan.delay_scale - time.perf_counter())
             for number, turn in enumerate(trajectory.turns):
                 due_s = time.perf_counter() - self._began + turn.delay_s * self._plan.delay_scale
                 await asyncio.sleep(turn.delay_s * self._plan.delay_scale)
@@ -227,6 +230,7 @@ class Found:
 
     levels: list[Level] = field(default_factory=list)
     specs: list[TargetSpec] = field(default_factory=list)
+    failures: list[Unmeasured] = field(default_factory=list)
     interrupted: bool = False
 
 
@@ -234,41 +238,48 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The servers, the trace, and how it is replayed."""
     add_targets(parser, openai=True)
     add_output(parser)
-    parser.add_argument("--dataset", type=Path, required=True, metavar="FILE", help="the trace, as flat JSON lines")
+    forms = "MLPerf's, Mooncake's or TraceLab's JSON lines, or conversations (default: a small trace of eight agents)"
+    parser.add_argument("--dataset", type=Path, metavar="FILE", help=f"the trace: {forms}")
     add_plan_options(parser, ReplayPlan)
 
 
 def run(options: argparse.Namespace, progress: Console) -> int:
     """Replay it and print the figures; returns the exit code. Raises `LoadgenError`."""
     plan = read_plan(options, ReplayPlan)
-    trajectories = [plan.of(each) for each in read_trajectories(options.dataset)]
+    trace, per_token = options.dataset, plan.characters_per_token
+    trajectories = [plan.of(each) for each in (small_trace() if trace is None else read_recorded(trace, per_token))]
     if plan.salt or len(plan.concurrency) > 1:
         for each in trajectories:
             each.salted("")
     targets = read_targets(options, context_tokens=plan.fit)
     make_output(options)
     found = asyncio.run(replay_all(targets, trajectories, plan, progress))
-    return finish(_report(options.dataset.name, trajectories, plan, found), options)
+    return finish(_report("the small trace" if trace is None else trace.name, trajectories, plan, found), options)
 
 
 async def replay_all(
     targets: Sequence[Access], trajectories: Sequence[Trajectory], plan: ReplayPlan, progress: Console
 ) -> Found:
-    """Target after target, each with all numbers of conversations. Cancelled, it returns what it has."""
+    """Target after target, each with all numbers of conversations. What stands in the way of one costs nothing of the
+    others. Cancelled, it returns what it has. Raises `LoadgenError` if no target can be measured.
+    """
     found = Found()
     try:
         for target in targets:
-            async with target.reach() as spec:
-                found.specs.append(spec)
-                model = await _model(spec)
-                for number, at_once in enumerate(plan.concurrency):
-                    level = Level(target.name, at_once, Replay(spec, model, plan, at_once))
-                    found.levels.append(level)
-                    await level.replay.execute(plan.level(trajectories, number))
-                    words = f"{level.summary.turns_completed} calls in {level.summary.duration_s:.0f} s"
-                    progress.print(f"{target.name}, {at_once} at a time: {words}", markup=False, highlight=False)
+            with noting(target.name, found.failures):
+                async with target.reach() as spec:
+                    model = await _model(spec)
+                    found.specs.append(spec)
+                    for number, at_once in enumerate(plan.concurrency):
+                        level = Level(target.name, at_once, Replay(spec, model, plan, at_once))
+                        found.levels.append(level)
+                        await level.replay.execute(plan.level(trajectories, number))
+                        words = f"{level.summary.turns_completed} calls in {level.summary.duration_s:.0f} s"
+                        progress.print(f"{target.name}, {at_once} at a time: {words}", markup=False, highlight=False)
     except asyncio.CancelledError:
         found.interrupted = True
+    if found.failures and not found.levels:
+        raise LoadgenError("; ".join(each.message for each in found.failures))
     return found
 
 
@@ -334,6 +345,7 @@ def _report(trace: str, trajectories: Sequence[Trajectory], plan: ReplayPlan, fo
             )
         ),
         servers=tuple(Server.of(spec) for spec in found.specs),
+        failures=tuple(found.failures),
         interrupted=found.interrupted,
     )
 
@@ -345,11 +357,6 @@ def _call_rows(level: Level) -> Iterator[Row]:
             AT_ONCE: level.at_once,
             "conversation": turn.agent,
             "call": turn.turn,
-            "sent_s": turn.sent_s,
-            "ttft_s": turn.ttft_s,
-            "tpot_s": turn.tpot_s,
-            "latency_s": turn.latency_s,
-            "prompt_tokens": turn.cost.prompt_tokens,
-            "completion_tokens": turn.cost.completion_tokens,
-            "cached_tokens": turn.cost.cached_tokens,
+            **taken(turn, "sent_s", "ttft_s", "tpot_s", "latency_s"),
+            **taken(turn.cost, "prompt_tokens", "completion_tokens", "cached_tokens"),
         }

@@ -9,9 +9,10 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import numpy as np
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from loadgen.errors import LoadgenError
+from loadgen.load.lines import parse_line, read_lines
 from loadgen.load.trace import Trace
 from loadgen.load.workload import Load, Workload, plan_trace
 
@@ -54,7 +55,9 @@ class _Message(BaseModel):
     content: str
 
 
-class _Conversation(BaseModel):
+class Conversation(BaseModel):
+    """A line of a file of them."""
+
     id: str
     messages: list[_Message]
 
@@ -65,13 +68,8 @@ def read_texts(path: Path) -> Corpus:
     The system messages of the first conversation open every prompt; the other messages of each are one document. Raises
     `LoadgenError` if the file cannot be read or has no conversation, and for a line that is not one.
     """
-    try:
-        lines = path.read_text("utf-8").split("\n")
-    except OSError as error:
-        raise LoadgenError(f"cannot read texts {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise LoadgenError(f"texts {path}: byte {error.start} is not UTF-8") from error
-    conversations = [_parse(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    lines = read_lines(path, "texts")
+    conversations = [parse_line(Conversation, f"{where}: not a conversation", line, FORM) for where, line in lines]
     documents = tuple(text for conversation in conversations if (text := _render(conversation)))
     if not documents:
         raise LoadgenError(f"texts {path}: no conversation with a message in it")
@@ -79,18 +77,7 @@ def read_texts(path: Path) -> Corpus:
     return Corpus(path.name, system, documents)
 
 
-def _parse(path: Path, number: int, line: str) -> _Conversation:
-    try:
-        return _Conversation.model_validate_json(line)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        if problem["type"] == "json_invalid":
-            raise LoadgenError(f"texts {path}, line {number}: not a conversation: invalid JSON; {FORM}") from error
-        reason = ": ".join(filter(None, (".".join(map(str, problem["loc"])), problem["msg"])))
-        raise LoadgenError(f"texts {path}, line {number}: not a conversation: {reason}") from error
-
-
-def _render(conversation: _Conversation) -> str:
+def _render(conversation: Conversation) -> str:
     turns = (message for message in conversation.messages if message.role != "system")
     return "".join(f"{message.role}: {message.content}\n\n" for message in turns)
 

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+
+def taken(record: object, *names: str) -> dict[str, Any]:
+    """The fields of these names, under them."""
+    return {name: getattr(record, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)

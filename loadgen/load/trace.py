@@ -6,14 +6,14 @@ back: equal traces are equal bytes.
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from loadgen.errors import LoadgenError
+from loadgen.load.lines import parse_line, read_lines
 
 STRICT = ConfigDict(strict=True, extra="forbid")
 """Of what is read from a file: no guessing, no fields that would be ignored."""
@@ -91,11 +91,7 @@ def write_trace(trace: Trace, path: Path) -> None:
 
 def read_trace(path: Path) -> Trace:
     """Read a trace back. Raises `LoadgenError` if there is none, and names line and field of what is wrong in it."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise LoadgenError(f"cannot read trace {path}: {error.strerror}") from error
-    trace = tuple(_parse(path, number, line) for number, line in enumerate(lines, 1) if line.strip())
+    trace = tuple(_parse(*line) for line in read_lines(path, "trace"))
     if not trace:
         raise LoadgenError(f"trace {path} has no agent in it")
     return trace
@@ -105,27 +101,14 @@ def _encode(trace: Trace) -> bytes:
     return b"".join(json.dumps(asdict(agent), sort_keys=True, allow_nan=False).encode() + b"\n" for agent in trace)
 
 
-def _parse(path: Path, number: int, line: bytes) -> AgentPlan:
-    def refuse(field: str, problem: str) -> LoadgenError:
-        return LoadgenError(f"trace {path}, line {number}: {field or 'the line'}: {problem}")
-
-    try:
-        agent = _AGENT.validate_json(line)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        if problem["type"] == "json_invalid":
-            raise refuse("", "invalid JSON; density writes a trace, one agent a line") from error
-        raise refuse(".".join(map(str, problem["loc"])), problem["msg"]) from error
-    _check_thinks(agent, refuse)
-    return agent
-
-
-def _check_thinks(agent: AgentPlan, refuse: Callable[[str, str], LoadgenError]) -> None:
+def _parse(where: str, line: bytes) -> AgentPlan:
     """An agent thinks between turns, not after its last."""
+    agent = parse_line(_AGENT, where, line, "density writes a trace, one agent a line")
     *earlier, last = agent.turns
     for index, turn in enumerate(earlier):
         if turn.think_s is None:
-            raise refuse(f"turns.{index}.think_s", "must be a number, because another turn follows")
-    for field in ("think_s", "announced_s"):
-        if getattr(last, field) is not None:
-            raise refuse(f"turns.{len(earlier)}.{field}", "must be null, because no turn follows")
+            raise LoadgenError(f"{where}: turns.{index}.think_s: must be a number, because another turn follows")
+    for name in ("think_s", "announced_s"):
+        if getattr(last, name) is not None:
+            raise LoadgenError(f"{where}: turns.{len(earlier)}.{name}: must be null, because no turn follows")
+    return agent

@@ -13,9 +13,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from loadgen.errors import LoadgenError
+from loadgen.load.lines import parse_line
 
 METADATA = b'"_type": "dataset_metadata"'
 """A row with it is about the trace."""
@@ -64,11 +65,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One conversation."""
+    """One conversation, which begins `starts_s` after the replay does, or later."""
 
     id: str
     tools: list[dict[str, Any]] | None
     turns: list[Turn]
+    starts_s: float = 0.0
 
     @property
     def characters(self) -> int:
@@ -98,28 +100,14 @@ class Trajectory:
         return replace(self, turns=[replace(self.turns[0], new=[system, *self.turns[0].new[1:]]), *self.turns[1:]])
 
 
-def read_trajectories(path: Path) -> list[Trajectory]:
-    """The conversations of a trace. Raises `LoadgenError`, which names the line and field of what is wrong."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise LoadgenError(f"cannot read {path}: {error.strerror}") from error
-    meant = ((number, line) for number, line in enumerate(lines, 1) if line.strip() and METADATA not in line)
-    rows = [_parse(path, number, line) for number, line in meant]
+def read_trace(path: Path, lines: list[tuple[str, bytes]]) -> list[Trajectory]:
+    """The conversations of a trace's lines. Raises `LoadgenError`, which names the line and field of what is wrong."""
+    rows = [parse_line(_Row, *line, "a trace has one message a line") for line in lines if METADATA not in line[1]]
     groups = [(name, list(group)) for name, group in groupby(rows, key=lambda row: row.conversation_id)]
     if not groups or len(dict(groups)) < len(groups):
         problem = "the rows of a conversation are not together" if groups else "there is no conversation"
         raise LoadgenError(f"{path}: {problem}")
     return [_trajectory(name, group) for name, group in groups]
-
-
-def _parse(path: Path, number: int, line: bytes) -> _Row:
-    try:
-        return _Row.model_validate_json(line)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        place = ".".join(map(str, problem["loc"])) or "the line"
-        raise LoadgenError(f"{path}, line {number}: {place}: {problem['msg']}") from error
 
 
 def _trajectory(name: str, rows: list[_Row]) -> Trajectory:

@@ -17,22 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from loadgen.errors import LoadgenError
 
-FLAGS = (
-    "avx2",
-    "avx512f",
-    "avx512_vnni",
-    "avx512_bf16",
-    "avx512_fp16",
-    "avx_vnni",
-    "amx_bf16",
-    "amx_int8",
-    "asimd",
-    "asimddp",
-    "i8mm",
-    "bf16",
-    "sve",
-    "sve2",
-)
+X86_FLAGS = "avx2 avx512f avx512_vnni avx512_bf16 avx512_fp16 avx_vnni amx_bf16 amx_int8"
+FLAGS = (*X86_FLAGS.split(), "asimd", "asimddp", "i8mm", "bf16", "sve", "sve2")
 """Those that count, in the words of Linux: first x86's, then ARM's."""
 NO_FLAGS = "no vector flags known"
 CPUINFO = Path("/proc/cpuinfo")

@@ -189,8 +189,7 @@ def test_a_file_gives_its_first_system_text_and_all_conversations(tmp_path: Path
 
 @pytest.mark.parametrize("line", ["{", '{"id": "c", "messages": [{"role": "user"}]}'])
 def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
-    path = write_texts(tmp_path, GOOD, line)
     with pytest.raises(LoadgenError, match=r"texts\.jsonl, line 2: not a conversation: \S") as refused:
-        read_texts(path)
+        read_texts(write_texts(tmp_path, GOOD, line))
     assert "pydantic" not in str(refused.value)
     assert "\n" not in str(refused.value)

@@ -27,6 +27,16 @@ ROWS: list[dict[str, Any]] = [
     {"turn": 4, "role": "assistant", "content": "Done."},
 ]
 
+REQUEST = {"timestamp": 0, "input_length": 700, "output_length": 4, "hash_ids": [7, 8]}
+ROUND = {"session_id": "s", "round_index": 0, "input_tokens_total": 300, "output_tokens": 4}
+TALK = [{"role": role, "content": f"{role} says so"} for role in ("user", "assistant") * 2]
+FORMS: dict[str, tuple[int, list[dict[str, Any]]]] = {
+    "Mooncake": (512, [REQUEST, {**REQUEST, "timestamp": 300, "hash_ids": [7, 9]}]),
+    "TraceLab": (300, [ROUND, {**ROUND, "round_index": 1, "input_tokens_total": 400}]),
+    "conversations": (len(TALK[0]["content"]), [{"id": "c", "messages": TALK}]),
+}
+"""Two calls each, the second one with so many tokens of the first one, at least."""
+
 
 def write_trace(path: Path, *conversations: tuple[str, list[dict[str, Any]]]) -> Path:
     lines = [json.dumps({"conversation_id": name, **row}) for name, rows in conversations for row in rows]
@@ -52,8 +62,10 @@ def test_each_conversation_is_replayed_in_its_session_with_its_delays(tmp_path: 
         assert [len(found) for found in (*names, again)] == [1, 1, 1]
         told = http.post("/tokenize", json={"messages": [{"role": "system", "content": "Be brief."}]}).json()["count"]
         assert again[0]["usage"]["prompt_tokens"] > 2 * told, "with its salt"
-        assert main([*replay, *late, "--turn-timeout-s", "0.000001"]) == 1
+        gone = ["--target", "gone=http://127.0.0.1:9#m"]
+        assert main([replay[0], *gone, *replay[1:], *late, "--turn-timeout-s", "0.000001"]) == 1
         assert [row["failed"] for row in result(tmp_path / "late").rows(LEVELS)] == [2]
+        assert [one.part for one in result(tmp_path / "late").failures] == ["gone"], "and nothing of the others is lost"
         short = ["--fit", "260", "--characters-per-token", "1", "--plain", "--exact", "--delay-scale", "0"]
         assert main([*replay, *levels, *short, "--concurrency", "1,2"]) == 0
         report = result(tmp_path / "levels")
@@ -61,6 +73,16 @@ def test_each_conversation_is_replayed_in_its_session_with_its_delays(tmp_path: 
         assert all(call["completion_tokens"] == 4 for call in report.rows(CALLS))
         firsts = [call for call in report.rows(CALLS) if call["call"] == 0]
         assert all(call["cached_tokens"] < call["prompt_tokens"] / 2 for call in firsts), "levels share no prefix"
+        bytewise = [*replay[:3], "--exact", "--max-tokens", "4", "--characters-per-token", "1", "--output"]
+        for form, (shared, rows) in FORMS.items():
+            trace = write_trace(tmp_path / form, ("", rows))
+            assert main([*bytewise, str(tmp_path / f"of {form}"), "--dataset", str(trace)]) == 0
+            first, second = result(tmp_path / f"of {form}").rows(CALLS)
+            assert shared <= second["cached_tokens"] <= second["prompt_tokens"]
+            assert form != "Mooncake" or (700 <= first["prompt_tokens"] < 800 and second["sent_s"] > 0.29)
+        few = ["--fit", "300", "--calls", "2", "--trajectories", "2"]
+        assert main([*bytewise, str(tmp_path / "small"), *few]) == 0
+        assert len(result(tmp_path / "small").rows(CALLS)) == 4, "of the trace that needs no file"
     assert len(list((tmp_path / "levels").glob("*.png"))) == 4
 
 
@@ -73,6 +95,9 @@ def test_each_conversation_is_replayed_in_its_session_with_its_delays(tmp_path: 
         ([], "", "there is no conversation"),
         (ROWS, "--concurrency 0", "concurrency must be at least 1"),
         ([{"turn": 1, "role": "user", "content": "x"}], "--salt", "no system prompt to salt"),
+        ([REQUEST, {**REQUEST, "hash_ids": [7]}], "", "request 2: hash_ids must be one for each 512 tokens"),
+        ([{**ROUND, "output_tokens": -1}], "", "line 1: output_tokens: Input should be greater"),
+        ([{"id": "c", "messages": TALK[:1]}], "", "no message of the assistant that answers another"),
     ],
 )
 def test_a_trace_that_cannot_be_replayed_is_one_line(

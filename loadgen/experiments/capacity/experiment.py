@@ -191,24 +191,13 @@ def _report(found: Sequence[Findings], plan: CapacityPlan, corpus: Corpus) -> Re
             *(table for table in raw_tables(runs) if table.title == "turns"),
         ),
         charts=tuple(
-            Chart(
-                name.capitalize(),
-                CAPTION,
-                "lines",
-                CURVES,
-                "agents",
-                "value",
-                "target",
-                {"figure": what},
-                "agents",
-                unit,
-                levels={"limit": limit},
-            )
+            Chart(name, CAPTION, "lines", CURVES, "agents", "value", "target", where, "agents", unit, levels=levels)
             for name, what, limit, unit in (
-                ("p95 of resumed first tokens", TTFT, plan.slo_ttft_s, "seconds"),
-                ("p95 of time per token", TPOT, plan.slo_tpot_s, "seconds"),
-                ("tokens a second of an agent", RATE, 1 / plan.slo_tpot_s, "tokens/s"),
+                ("P95 of resumed first tokens", TTFT, plan.slo_ttft_s, "seconds"),
+                ("P95 of time per token", TPOT, plan.slo_tpot_s, "seconds"),
+                ("Tokens a second of an agent", RATE, 1 / plan.slo_tpot_s, "tokens/s"),
             )
+            for where, levels in (({"figure": what}, {"limit": limit}),)
         ),
         servers=tuple(Server.of(one.spec) for one in found),
         texts=Texts.of(corpus),

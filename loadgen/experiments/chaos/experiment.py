@@ -226,16 +226,7 @@ def _charts(findings: Findings) -> tuple[Chart, ...]:
     marks = tuple(fault.began_s for fault in findings.faults)
     caption = "Of all processes of the server; thin lines are faults."
     return tuple(
-        Chart(
-            name.partition(",")[0].capitalize(),
-            caption,
-            "lines",
-            SAMPLES,
-            "second",
-            name,
-            x_label="seconds",
-            y_label=unit,
-            marks=marks,
-        )
+        Chart(title, caption, "lines", SAMPLES, "second", name, x_label="seconds", y_label=unit, marks=marks)
         for name, unit in USES.items()
+        for title in (name.partition(",")[0].capitalize(),)
     )

@@ -138,20 +138,9 @@ class Findings:
 
 GRACE_S = 3.0
 """A fault explains errors for so long after the server is ready: a call may have waited for it until then."""
-EXPECTED_CODES = frozenset(
-    {
-        "engine_restarting",
-        "engine_stalled",
-        "draining",
-        "journal_unavailable",
-        "not_durable",
-        "disk_full",
-        "connection_limit",
-        "replica_away",
-        "replica_lost",
-        "directory_away",
-    }
-)
+_STARTING = {"engine_restarting", "engine_stalled", "draining", "connection_limit"}
+_UNREACHED = {"journal_unavailable", "not_durable", "disk_full", "replica_away", "replica_lost", "directory_away"}
+EXPECTED_CODES = frozenset(_STARTING | _UNREACHED)
 MOVING = frozenset({"moving", "moving_on"})
 """What a replica answers while a session moves, whoever moves it."""
 SHOWN = 40

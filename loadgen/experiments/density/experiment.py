@@ -119,15 +119,10 @@ def report_of(plan: Plan, found: Sequence[Measured], title: str = TITLE) -> Repo
     planned, measured = planned_turns(plan.trace), plan.measurement
     figures = [
         each
-        for one in found
+        for name, seen in summaries.items()
         for each in (
-            all_of(
-                "turns completed",
-                summaries[one.name].turns_completed,
-                summaries[one.name].turns_planned,
-                {"target": one.name},
-            ),
-            none_of("errors between turns", sum(summaries[one.name].other_errors.values()), {"target": one.name}),
+            all_of("turns completed", seen.turns_completed, seen.turns_planned, {"target": name}),
+            none_of("errors between turns", sum(seen.other_errors.values()), {"target": name}),
         )
     ]
     headlines = [
@@ -137,6 +132,7 @@ def report_of(plan: Plan, found: Sequence[Measured], title: str = TITLE) -> Repo
             one.name, summaries[one.name], [summarize([run], planned, measured) for run in one.runs]
         )
     ]
+    beside = "In brackets: times the first target's." if len(found) > 1 else ""
     return Report(
         experiment="density",
         title=title,
@@ -144,13 +140,7 @@ def report_of(plan: Plan, found: Sequence[Measured], title: str = TITLE) -> Repo
         plan={"workload": asdict(plan.load), "measurement": asdict(measured)},
         figures=(*figures, *headlines),
         tables=(
-            pivot(
-                "Side by side",
-                headlines,
-                "target",
-                "In brackets: times the first target's." * (len(found) > 1),
-                ratios=True,
-            ),
+            pivot("Side by side", headlines, "target", beside, ratios=True),
             rows.latency_table(summaries),
             rows.total_table(summaries),
             rows.moved_table(summaries),

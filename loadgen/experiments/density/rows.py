@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from loadgen.experiments.density.live import by_tier
-from loadgen.load.records import Run
+from loadgen.load.records import Run, taken
 from loadgen.report.report import Chart
 from loadgen.report.tables import DIRECTIONS, MIB, Cell, Figure, Row, Spread, Table, counts, duration, milliseconds
 from loadgen.stats import FEWEST_SAMPLES, Distribution, Summary, recomputed_tokens
@@ -156,16 +156,9 @@ def raw_tables(runs: Mapping[str, Sequence[Run]], warmup_s: float = 0.0) -> Iter
     yield Table(
         SIGNALS,
         [
-            {
-                "target": t,
-                "repeat": n,
-                "agent": s.agent,
-                "phase": s.phase,
-                "sent_s": s.sent_s,
-                "round_trip_s": s.round_trip_s,
-            }
-            for t, n, run in every
-            for s in run.signals
+            {"target": target, "repeat": repeat, **taken(one, "agent", "phase", "sent_s", "round_trip_s")}
+            for target, repeat, run in every
+            for one in run.signals
         ],
         shown=False,
     )
@@ -176,12 +169,8 @@ def raw_tables(runs: Mapping[str, Sequence[Run]], warmup_s: float = 0.0) -> Iter
             {
                 "target": target,
                 "repeat": repeat,
-                "at_s": one.at_s,
-                "running": one.running,
-                "waiting": one.waiting,
-                "kv_used": one.kv_used,
+                **taken(one, "at_s", "running", "waiting", "kv_used", "cpu_s"),
                 **{f"{tier}_MiB": held / MIB for tier, held in one.bytes.items()},
-                "cpu_s": one.cpu_s,
                 "rss_MiB": None if one.rss_bytes is None else one.rss_bytes / MIB,
             }
             for target, repeat, one in samples
@@ -208,19 +197,9 @@ def turn_rows(target: str, repeat: int, run: Run, warmup_s: float) -> Iterator[R
         yield {
             "target": target,
             "repeat": repeat,
-            "agent": turn.agent,
-            "turn": turn.turn,
-            "tool": turn.tool,
-            "due_s": turn.due_s,
-            "sent_s": turn.sent_s,
-            "ttft_s": turn.ttft_s,
-            "tpot_s": turn.tpot_s,
-            "latency_s": turn.latency_s,
-            "token_times_s": turn.token_times_s,
+            **taken(turn, "agent", "turn", "tool", "due_s", "sent_s", "ttft_s", "tpot_s", "latency_s", "token_times_s"),
             **{f"{part}_ms": parts.get(part) for part in PARTS},
-            "prompt_tokens": cost.prompt_tokens,
-            "completion_tokens": cost.completion_tokens,
-            "cached_tokens": cost.cached_tokens,
+            **taken(cost, "prompt_tokens", "completion_tokens", "cached_tokens"),
             "recomputed_tokens": recomputed[turn.agent, turn.turn],
             "resumed": turn.turn > 0 and turn.sent_s >= warmup_s,
         }
@@ -247,37 +226,13 @@ def wait_table(summaries: Mapping[str, Summary]) -> Table:
 
 def charts(targets: Sequence[str]) -> Iterator[Chart]:
     """The most important first."""
-    yield Chart(
-        "Time to first token, resumed turns",
-        "Share of the resumed turns of all repeats whose first token had come by then. Further left is faster.",
-        "cdf",
-        TURNS,
-        "ttft_s",
-        by="target",
-        where={"resumed": True},
-        x_label="seconds",
-        log_x=True,
-    )
-    yield Chart(
-        "Where a resumed turn waits for its first token",
-        "Mean of all resumed turns, in the parts that the server tells; targets that tell none are not shown.",
-        "stack",
-        WAITS,
-        "target",
-        "ms",
-        "part",
-        y_label="milliseconds",
-    )
+    title, resumed = "Time to first token, resumed turns", {"resumed": True}
+    caption = "Share of the resumed turns of all repeats whose first token had come by then. Further left is faster."
+    yield Chart(title, caption, "cdf", TURNS, "ttft_s", "", "target", resumed, x_label="seconds", log_x=True)
+    title = "Where a resumed turn waits for its first token"
+    caption = "Mean of all resumed turns, in the parts that the server tells; targets that tell none are not shown."
+    yield Chart(title, caption, "stack", WAITS, "target", "ms", "part", y_label="milliseconds")
+    caption = "Sessions by where their KV is, while the server carries the load, in the first repeat."
     for target in targets:
-        yield Chart(
-            f"Sessions per tier: {target}",
-            "Sessions by where their KV is, while the server carries the load, in the first repeat.",
-            "areas",
-            TIERS,
-            "at_s",
-            "sessions",
-            "tier",
-            {"target": target},
-            SECONDS,
-            "sessions",
-        )
+        title, mine = f"Sessions per tier: {target}", {"target": target}
+        yield Chart(title, caption, "areas", TIERS, "at_s", "sessions", "tier", mine, SECONDS, "sessions")

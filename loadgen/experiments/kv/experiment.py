@@ -326,32 +326,13 @@ def _charts(structure: Structure) -> list[Chart]:
     """Pictures of the tables that `_conclude` adds."""
     data = structure.memory.data
     rooms = {"room on the device": data.device.total_bytes / 2**20, "room on the host": data.host.total_bytes / 2**20}
-    return [
-        Chart(
-            "KV of a session as it grows",
-            f"{structure.bytes_per_token:,} bytes a token, in whole blocks.",
-            "lines",
-            GROWTH,
-            "tokens",
-            "MiB",
-            x_label="tokens",
-            y_label="MiB",
-            log_x=True,
-            log_y=True,
-            levels={name: size for name, size in rooms.items() if size},
-        ),
-        Chart(
-            "What fp8 loses, layer by layer",
-            "Length of the error over length of the values, of all tokens and heads.",
-            "lines",
-            LAYERS,
-            "layer",
-            "error_percent",
-            "half",
-            x_label="layer",
-            y_label="relative error, %",
-        ),
-    ]
+    title, caption = "KV of a session as it grows", f"{structure.bytes_per_token:,} bytes a token, in whole blocks."
+    levels = {name: size for name, size in rooms.items() if size}
+    grows = Chart(title, caption, "lines", GROWTH, "tokens", "MiB", "", {}, "tokens", "MiB", True, True, levels)
+    title = "What fp8 loses, layer by layer"
+    caption = "Length of the error over length of the values, of all tokens and heads."
+    labels = {"x_label": "layer", "y_label": "relative error, %"}
+    return [grows, Chart(title, caption, "lines", LAYERS, "layer", "error_percent", "half", **labels)]
 
 
 def _kind(link: Link) -> str:

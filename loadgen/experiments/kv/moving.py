@@ -14,6 +14,7 @@ from statistics import median
 from client import AsyncSession
 from loadgen.load.clocks import Stopwatch
 from loadgen.load.prompts import Corpus, TokenIds, fresh_prompts
+from loadgen.load.records import taken
 from loadgen.report.report import Chart, Failure, noting
 from loadgen.report.tables import Figure, Row, Spread, Table, all_of
 from loadgen.targets.djinn import Subject, greedy
@@ -64,12 +65,8 @@ class Journey:
     def row(self) -> Row:
         """All of it."""
         return {
-            "tokens": self.tokens,
-            "file_bytes": self.file_bytes,
-            "export_s": self.export_s,
-            "import_s": self.import_s,
+            **taken(self, "tokens", "file_bytes", "export_s", "import_s", "move_s"),
             "first_token_s": self.moved.seconds,
-            "move_s": self.move_s,
             "anew_s": self.anew.seconds,
             "same_tokens": self.same,
             "tokens_said": len(self.stayed.token_ids),
@@ -191,15 +188,6 @@ def tables(journeys: Sequence[Journey]) -> list[Table]:
 
 def chart() -> Chart:
     """What a move is made of."""
-    caption = "Medians of each part, on top of each other."
-    return Chart(
-        "What a move is made of",
-        caption,
-        "stack",
-        PARTS,
-        "tokens",
-        "ms",
-        "part",
-        x_label="tokens of history",
-        y_label="milliseconds",
-    )
+    title, caption = "What a move is made of", "Medians of each part, on top of each other."
+    labels = {"x_label": "tokens of history", "y_label": "milliseconds"}
+    return Chart(title, caption, "stack", PARTS, "tokens", "ms", "part", **labels)

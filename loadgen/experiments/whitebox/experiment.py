@@ -184,13 +184,10 @@ def _tables(seen: Seen) -> Iterator[Table]:
     yield Table(
         SECONDS,
         [
-            {
-                "who": f"{'one session' if w.paused else 'none'} paused, repeat {w.repeat + 1}",
-                "second": place + 0.5,
-                "tokens": n,
-            }
+            {"who": f"{who} paused, repeat {w.repeat + 1}", "second": place + 0.5, "tokens": count}
             for w in seen.windows
-            for place, n in enumerate(w.tokens)
+            for who in ("one session" if w.paused else "none",)
+            for place, count in enumerate(w.tokens)
         ],
         shown=False,
     )
@@ -217,28 +214,12 @@ def _sizes(memory: MemoryMap) -> Row:
 
 
 def _charts() -> Iterator[Chart]:
-    yield Chart(
-        "Throughput of the others, second by second",
-        "A line for each repeat. Lines that lie on each other: who is paused costs the others nothing.",
-        "lines",
-        SECONDS,
-        "second",
-        "tokens",
-        "who",
-        x_label="seconds",
-        y_label="tokens/s",
-    )
-    yield Chart(
-        "A token with a pause in its pass, and one without",
-        "Share of waits for one position that took no longer, seen by the client, and by the engine.",
-        "cdf",
-        WAITS,
-        "ms",
-        by="waited",
-        where={"positions": 1},
-        x_label="milliseconds",
-        log_x=True,
-    )
+    title = "Throughput of the others, second by second"
+    caption = "A line for each repeat. Lines that lie on each other: who is paused costs the others nothing."
+    yield Chart(title, caption, "lines", SECONDS, "second", "tokens", "who", x_label="seconds", y_label="tokens/s")
+    title, one = "A token with a pause in its pass, and one without", {"positions": 1}
+    caption = "Share of waits for one position that took no longer, seen by the client, and by the engine."
+    yield Chart(title, caption, "cdf", WAITS, "ms", by="waited", where=one, x_label="milliseconds", log_x=True)
 
 
 def _lead(plan: WhiteboxPlan, _corpus: Corpus) -> str:

@@ -43,10 +43,7 @@ EXPLAINED = [
     ServerError("dead", status=503, code="engine_restarting"),
     ServerError("full", code="not_durable"),
 ]
-NEVER = [
-    ServerError("a bug", status=500, code="internal_error", request_id="request-1"),
-    Timeout("silent"),
-]
+NEVER = [ServerError("a bug", status=500, code="internal_error", request_id="request-1"), Timeout("silent")]
 
 
 @pytest.mark.parametrize("error", [*EXPLAINED, *NEVER])
