@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import settings
 
 from tests.compiling import compile_kernels
@@ -27,6 +28,8 @@ settings.load_profile("quick")
 ServeWith = Callable[..., httpx.Client]
 FORKS, COMPILED = "forks", "compiled"
 FOLDER = pytest.StashKey[Path]()
+
+DEFAULT_TIMEOUT_CONFIG.read = 60.0  # of HTTPX: 5 s are too few for a busy machine
 
 # Each new client of HTTPX reads all certificates: 40 ms, and tests make thousands of clients.
 ssl.create_default_context = functools.cache(ssl.create_default_context)  # type: ignore[assignment]
