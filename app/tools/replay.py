@@ -139,10 +139,12 @@ class _Continuation:
         new, past = _Spelled(token_ids, self._tokens, self._ends), self._past
         kept = taken = place = 0
         because, is_known = None, named
+        answers = sum(message["role"] == "assistant" for message in self._prompt.chat)
         for number, start in enumerate(self._starts, 1):
             between = past.text[past.places[kept] : past.places[start]]
             if start < kept or not new.text.startswith(between, place):
-                if not between.startswith(new.text[place:]):  # else the chat goes back to an earlier place
+                goes_back = between.startswith(new.text[place:]) or (not named and number > answers)
+                if not goes_back:  # to an earlier place, or another conversation began so
                     because, is_alike = self._difference_before(number, start, between, new, place)
                     is_known = is_known or is_alike
                 break

@@ -159,7 +159,8 @@ def _describe(root: Schema, problem: Problem, location: Sequence[str | int]) -> 
     if limits := limits_of(problem.get("ctx", {})):
         schemas = [{"type": "number", **limits, **schema} for schema in schemas or [{}]]
     if kind in ("too_short", "too_long"):  # not those members of a union that take a list of any length
-        schemas = [each for each in schemas if {"minItems", "maxItems"} & each.keys()] or schemas
+        sizes = {"minItems", "maxItems"}
+        schemas = [each for each in schemas if each.get("type") != "array" or sizes & each.keys()] or schemas
     whose = "its name: " if KEY in problem["loc"][-1:] else ""
     return field, f"{whose}{allowed(schemas)}; got {given(problem['input'])}"
 

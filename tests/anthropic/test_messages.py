@@ -355,9 +355,8 @@ async def test_an_input_may_have_an_integer_of_any_length() -> None:
 
 
 PATHS = ["/v1/messages", "/v1/messages/count_tokens"]
-FILE: Any = {"type": "container_upload", "source": {"type": "url", "url": "http://x"}}
 TOOL: Any = {"name": "now", "input_schema": {"type": "object"}}
-RESULT: Any = {"type": "tool_result", "tool_use_id": "a", "content": [FILE]}
+RESULT: Any = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "container_upload"}]}
 FOUND: Any = {"type": "tool_reference", "tool_name": "look_up"}
 CALLED: Any = {"type": "tool_use", "id": "toolu_a", "name": "now", "input": {}}
 CALLS_NOW: Any = {"role": "assistant", "content": [CALLED]}
@@ -385,7 +384,7 @@ def test_an_unknown_model_is_not_found(sdk: anthropic.Anthropic, http: httpx.Cli
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"messages": [{"role": "user", "content": []}]}, "messages.0.content: a list of at least 1 item"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages.0.content: a string or a list of at least 1"),
         ({"messages": [{"role": "user", "content": [{"type": "thinking"}]}]}, "here read text; got the type 'think"),
         ({"messages": [{"role": "user", "content": [RESULT]}]}, "messages.0.content.0.content.0"),
         ({"messages": [*ASK["messages"], {"role": "assistant", "content": [CALLED]}]}, "messages.1.content"),

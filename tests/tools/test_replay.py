@@ -127,7 +127,8 @@ def test_a_chat_that_goes_back_or_begins_anew_says_so_only_if_something_differs(
     own, prompt = array("I", [*asked, 65, IM_END_ID]), prompt_of(model, [*CHAT, said("A"), USER])
     others = array("I", prompt_of(model, [*CHAT, said("A"), {**USER, "content": "Go back."}, said("B")]).token_ids)
     pasts = [(others, [len(asked), len(others) - 3]), (own, [len(asked)])]
-    assert go_on(prompt, pasts, model._tokens, model, named=False).recomputed_because is None, "its own is kept"
+    for known, named, because in ((2, False, None), (1, False, None), (1, True, "before answer 2"), (2, True, None)):
+        assert go_on(prompt, pasts[:known], model._tokens, model, named=named).recomputed_because == because
 
 
 @ALL_FORMATS
