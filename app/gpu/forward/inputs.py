@@ -91,7 +91,9 @@ class Batches:
         """`[sequences, count]`: the last blocks of each, as `tables_of` has seen them last."""
         places = [self._places[sequence.session] for sequence in sequences]
         ends = np.array([len(sequence.blocks) for sequence in sequences])
-        return self._array[np.array(places)[:, None], ends[:, None] + np.arange(-count, 0)].astype(np.int64)
+        columns = ends[:, None] + np.arange(-count, 0)
+        found: NDArray[np.int64] = self._array[np.array(places)[:, None], columns].astype(np.int64)
+        return found
 
     def _write(
         self, session: SessionId, blocks: list[BlockId], place: int | None, sequences: Sequence[TokenSequence]

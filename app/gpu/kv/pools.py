@@ -62,7 +62,7 @@ class KVPool:
             size = torch.Size(shape).numel() * dtype.itemsize
             self.data = memory[:size].view(dtype).view(shape)
         self.block_size = block_size if keeps_tokens(stack.states) else UNDIVIDED
-        self._places = [place for _, place in division.places]
+        self._layers = [self.data[:, place] for _, place in division.places]
         self.group_of = [group for group, _ in division.places]
         """Of each layer: its block tables are those of this group."""
         self.groups = division.groups.size
@@ -89,7 +89,7 @@ class KVPool:
         """Layer `index` of every block of its group: `[blocks, 2, kv_heads, block_size, columns]`, a view. Of a layer
         that does not attend it is another's, which it does not touch.
         """
-        return self.data[:, self._places[index]]
+        return self._layers[index]
 
     def read_states(self, blocks: Tensor, *, in_room: bool = False) -> Tensor:
         """A copy of the states in `blocks`, `[rows, state_blocks]` int64: `[rows, words]`, integers of the same bytes.
