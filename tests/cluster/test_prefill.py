@@ -173,11 +173,7 @@ def test_a_server_that_is_away_is_not_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [
-        ("--kv-host", "0"),
-        ("--model", "random:tiny-gpt2"),
-        pytest.param(("--block-size", "8"), marks=pytest.mark.long),
-    ],
+    [("--kv-host", "0"), ("--model", "random:tiny-gpt2"), pytest.param(("--block-size", "8"), marks=pytest.mark.long)],
 )
 def test_a_server_that_cannot_help_hinders_nobody(tmp_path: Path, other: tuple[str, ...]) -> None:
     with pair(tmp_path, flags={**ROLES, "b": (*ROLES["b"], *other)}) as servers:

@@ -97,8 +97,7 @@ def test_in_io_wait_the_device_is_free_and_nothing_is_computed_twice(serve_with:
 
 
 @pytest.mark.parametrize(
-    ("wait", "then"),
-    [({"phase": "io_wait", "resume_in_ms": 1000}, None), ({"phase": "io_wait"}, {"phase": "ready"})],
+    ("wait", "then"), [({"phase": "io_wait", "resume_in_ms": 1000}, None), ({"phase": "io_wait"}, {"phase": "ready"})]
 )
 def test_kv_is_back_before_the_next_turn(
     http: httpx.Client, session: str, wait: dict[str, object], then: dict[str, object] | None

@@ -132,9 +132,7 @@ def test_each_dialect_has_its_own_refusal(client: ClientOf) -> None:
         assert answer.headers["x-ratelimit-remaining-requests"] == "0"
 
 
-def test_reserved_tokens_that_were_not_used_come_back_when_turn_or_session_end(
-    client: ClientOf,
-) -> None:
+def test_reserved_tokens_that_were_not_used_come_back_when_turn_or_session_end(client: ClientOf) -> None:
     few = client("100-tokens-come-back")
     paused = pause(few, tokens=10, max_tokens=50, stop_token_ids=list(range(64)))
     assert tokens_left(few) == 100 - 10 - 50

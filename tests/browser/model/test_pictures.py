@@ -109,13 +109,8 @@ def test_what_cells_measure_and_where_the_answer_takes_the_lead(inside: Inside) 
 
 def test_features_of_a_dictionary_at_the_chosen_token(inside: Inside, tmp_path: Path) -> None:
     draw, size, count = np.random.default_rng(3), inside.get("/version")["hidden_size"], 32
-    shapes: dict[str, Any] = {
-        "W_enc": (size, count),
-        "W_dec": (count, size),
-        "b_enc": count,
-        "b_dec": size,
-        "threshold": count,
-    }
+    shapes: dict[str, Any] = {"W_enc": (size, count), "W_dec": (count, size), "b_dec": size}
+    shapes |= dict.fromkeys(("b_enc", "threshold"), count)
     np.savez(tmp_path / "params.npz", **{name: draw.normal(size=shape).astype("f4") for name, shape in shapes.items()})
     panel = inside.page.get_by_role("region", name="Features")
     panel.get_by_label("Name").fill("drawn")

@@ -156,10 +156,7 @@ def test_a_checkpoint_is_taken_everywhere_and_int8_where_it_is_multiplied(
 
 @pytest.mark.parametrize(
     ("dtype", "capability", "why"),
-    [
-        (torch.bfloat16, (8, 6), "8.9 or newer; cuda has 8.6"),
-        (torch.float16, (9, 0), "dtype bfloat16; got float16"),
-    ],
+    [(torch.bfloat16, (8, 6), "8.9 or newer; cuda has 8.6"), (torch.float16, (9, 0), "dtype bfloat16; got float16")],
 )
 def test_float8_is_taken_by_devices_that_have_it_alone(
     dtype: torch.dtype, capability: tuple[int, int] | None, why: str

@@ -24,12 +24,7 @@ QUIET = b"GET /quiet HTTP/1.1\r\n" + HEADER + b"\r\n"
 
 @pytest.mark.parametrize(
     ("peer", "origin"),
-    [
-        ("::ffff:192.0.2.7", "192.0.2.7"),
-        ("fe80::1%eth0", "fe80::/64"),
-        ("127.9.9.9", LOOPBACK),
-        ("::1", LOOPBACK),
-    ],
+    [("::ffff:192.0.2.7", "192.0.2.7"), ("fe80::1%eth0", "fe80::/64"), ("127.9.9.9", LOOPBACK), ("::1", LOOPBACK)],
 )
 def test_a_host_counts_as_one_address(peer: str, origin: str) -> None:
     assert origin_of(peer) == origin

@@ -84,10 +84,7 @@ def test_a_kernel_of_a_program_finds_what_the_one_before_it_has_left(count: int)
         assert torch.equal(tensor, torch.full_like(tensor, 2.0**TIMES))
 
 
-@pytest.mark.parametrize(
-    ("vocab_size", "share"),
-    [(1, 0.0), (1, 1.0), (31, 0.5), (32, 0.5), (33, 0.5), (4096, 0.01)],
-)
+@pytest.mark.parametrize(("vocab_size", "share"), [(1, 0.0), (1, 1.0), (31, 0.5), (32, 0.5), (33, 0.5), (4096, 0.01)])
 def test_only_forbidden_tokens_of_masked_rows_change(vocab_size: int, share: float) -> None:
     torch.set_num_threads(4)
     random = np.random.default_rng(vocab_size)
