@@ -11,6 +11,7 @@ Traces without texts get real text of as many tokens, reckoned by the characters
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import datetime
 from functools import cache
@@ -25,7 +26,7 @@ from loadgen.errors import LoadgenError
 from loadgen.load.lines import parse_line, read_lines
 from loadgen.load.prompts import FORM, Conversation, python_topics
 from loadgen.load.trace import Tokens
-from loadgen.load.trajectories import Message, Trajectory, Turn, read_trace
+from loadgen.load.trajectories import METADATA, Message, Trajectory, Turn, read_trace
 
 BLOCK = 512
 """Tokens that one of Mooncake's ids stands for."""
@@ -55,17 +56,20 @@ class _Round(BaseModel):
 
 def read_recorded(path: Path, per_token: float) -> list[Trajectory]:
     """The conversations of a trace of any form. Raises `LoadgenError`, which names the line and the field."""
-    lines = read_lines(path, "trace")
-    first = lines[0][1] if lines else b""
-    if b'"hash_ids"' in first:
+    lines = [line for line in read_lines(path, "trace") if METADATA not in line[1]]
+    try:
+        fields = set(json.loads(lines[0][1])) if lines else set()
+    except (ValueError, TypeError):  # what is wrong is told below
+        fields = set()
+    if "hash_ids" in fields:
         requests = [parse_line(_Request, *line, "a request a line") for line in lines]
         return [_request(number, each, per_token) for number, each in enumerate(requests, 1)]
-    if b'"round_index"' in first:
+    if "round_index" in fields:
         rounds = [parse_line(_Round, *line, "a round a line") for line in lines]
         rounds.sort(key=lambda each: (each.session_id, each.round_index))
         sessions = groupby(rounds, key=lambda each: each.session_id)
         return [each for name, found in sessions for each in _session(name, found, per_token)]
-    if b'"messages"' in first:
+    if "messages" in fields:
         return [_conversation(parse_line(Conversation, *line, FORM)) for line in lines]
     return read_trace(path, lines)
 
@@ -95,7 +99,8 @@ def _request(number: int, row: _Request, per_token: float) -> Trajectory:
 
 def _session(name: str, rounds: Iterator[_Round], per_token: float) -> Iterator[Trajectory]:
     turns: list[Turn] = []
-    had, answered, over, part = 0, 0, None, 1
+    over: datetime | None = None
+    had, answered, part = 0, 0, 1
     for row in rounds:
         place = f"{name}, call {row.round_index}"
         inputs = [each.timestamp for each in row.timing_events if each.event_type in ("user_message", "tool_result")]
@@ -104,6 +109,7 @@ def _session(name: str, rounds: Iterator[_Round], per_token: float) -> Iterator[
         if turns and row.input_tokens_total < had:
             yield Trajectory(f"{name}-{part}", None, turns)
             turns, part = [], part + 1
+        new: list[Message]
         if turns:
             said = {"role": "assistant", "content": _text(f"{place}, answer", answered * per_token)}
             grown = (row.input_tokens_total - had - answered) * per_token

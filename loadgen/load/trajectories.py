@@ -102,7 +102,7 @@ class Trajectory:
 
 def read_trace(path: Path, lines: list[tuple[str, bytes]]) -> list[Trajectory]:
     """The conversations of a trace's lines. Raises `LoadgenError`, which names the line and field of what is wrong."""
-    rows = [parse_line(_Row, *line, "a trace has one message a line") for line in lines if METADATA not in line[1]]
+    rows = [parse_line(_Row, *line, "a trace has one message a line") for line in lines]
     groups = [(name, list(group)) for name, group in groupby(rows, key=lambda row: row.conversation_id)]
     if not groups or len(dict(groups)) < len(groups):
         problem = "the rows of a conversation are not together" if groups else "there is no conversation"

@@ -29,10 +29,7 @@ from app.domain.positions import Run, runs_of
 from app.domain.uploads import UploadKey, UploadKind
 from app.domain.values import SessionId, SessionState
 from app.journal.journal import FILE_NAME, Journal
-from app.journal.records import (
-    from_json,
-    to_json,
-)
+from app.journal.records import from_json, to_json
 from app.sessions.keeper import SessionKeeper
 from app.sessions.session import Session
 from tests.journal.building import FILE, execute, histories, model_info

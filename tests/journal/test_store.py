@@ -119,8 +119,7 @@ def test_a_turn_on_a_long_history_writes_only_its_own_tokens(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("size", "garbage"),
-    [(100, b""), (30_000, b""), (None, b"\xa5" * 4096), (0, b"not a journal at all" * 500)],
+    ("size", "garbage"), [(100, b""), (30_000, b""), (None, b"\xa5" * 4096), (0, b"not a journal at all" * 500)]
 )
 def test_a_damaged_file_is_named_not_passed_over(tmp_path: Path, size: int | None, garbage: bytes) -> None:
     path = tmp_path / FILE

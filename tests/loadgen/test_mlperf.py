@@ -77,9 +77,9 @@ def test_each_conversation_is_replayed_in_its_session_with_its_delays(tmp_path: 
         for form, (shared, rows) in FORMS.items():
             trace = write_trace(tmp_path / form, ("", rows))
             assert main([*bytewise, str(tmp_path / f"of {form}"), "--dataset", str(trace)]) == 0
-            first, second = result(tmp_path / f"of {form}").rows(CALLS)
-            assert shared <= second["cached_tokens"] <= second["prompt_tokens"]
-            assert form != "Mooncake" or (700 <= first["prompt_tokens"] < 800 and second["sent_s"] > 0.29)
+            one, other = result(tmp_path / f"of {form}").rows(CALLS)
+            assert shared <= other["cached_tokens"] <= other["prompt_tokens"]
+            assert form != "Mooncake" or (700 <= one["prompt_tokens"] < 800 and other["sent_s"] > 0.29)
         few = ["--fit", "300", "--calls", "2", "--trajectories", "2"]
         assert main([*bytewise, str(tmp_path / "small"), *few]) == 0
         assert len(result(tmp_path / "small").rows(CALLS)) == 4, "of the trace that needs no file"

@@ -29,17 +29,11 @@ from tests.openai.conftest import MODEL
 from tests.openai.reference import save_tiny_model
 from tests.serving import serve
 
+LAST: dict[str, Any] = {"content": "", "stop": True, "timings": {"cache_n": 3}}
 CHUNKS: tuple[dict[str, Any], ...] = (
     {"content": " you", "tokens": [346], "stop": False, "tokens_predicted": 1, "tokens_evaluated": 4},
     {"content": " going", "tokens": [2045], "stop": False, "tokens_predicted": 2, "tokens_evaluated": 4},
-    {
-        "content": "",
-        "tokens": [],
-        "stop": True,
-        "tokens_predicted": 2,
-        "tokens_evaluated": 4,
-        "timings": {"cache_n": 3},
-    },
+    {**LAST, "tokens": [], "tokens_predicted": 2, "tokens_evaluated": 4},
 )
 """As llama.cpp's server wrote them, less what nobody needs here."""
 

@@ -216,9 +216,7 @@ def levels(depth: int) -> str:
 
 
 @pytest.mark.parametrize(
-    "schema",
-    [DEEP, levels(101), '{"a": NaN', "3"],
-    ids=["deep", "101 levels", "cut off", "no object"],
+    "schema", [DEEP, levels(101), '{"a": NaN', "3"], ids=["deep", "101 levels", "cut off", "no object"]
 )
 def test_a_bad_text_of_a_schema_is_refused_alone_and_beside_tools(client: httpx.Client, schema: str) -> None:
     some: list[Any] = bodies({"type": "object"})["chat tool"][1]["tools"]

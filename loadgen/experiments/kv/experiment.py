@@ -331,8 +331,8 @@ def _charts(structure: Structure) -> list[Chart]:
     grows = Chart(title, caption, "lines", GROWTH, "tokens", "MiB", "", {}, "tokens", "MiB", True, True, levels)
     title = "What fp8 loses, layer by layer"
     caption = "Length of the error over length of the values, of all tokens and heads."
-    labels = {"x_label": "layer", "y_label": "relative error, %"}
-    return [grows, Chart(title, caption, "lines", LAYERS, "layer", "error_percent", "half", **labels)]
+    unit = "relative error, %"
+    return [grows, Chart(title, caption, "lines", LAYERS, "layer", "error_percent", "half", {}, "layer", unit)]
 
 
 def _kind(link: Link) -> str:

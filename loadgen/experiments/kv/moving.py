@@ -189,5 +189,4 @@ def tables(journeys: Sequence[Journey]) -> list[Table]:
 def chart() -> Chart:
     """What a move is made of."""
     title, caption = "What a move is made of", "Medians of each part, on top of each other."
-    labels = {"x_label": "tokens of history", "y_label": "milliseconds"}
-    return Chart(title, caption, "stack", PARTS, "tokens", "ms", "part", **labels)
+    return Chart(title, caption, "stack", PARTS, "tokens", "ms", "part", {}, "tokens of history", "milliseconds")

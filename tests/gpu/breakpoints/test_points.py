@@ -202,8 +202,8 @@ def test_the_table_of_families_is_that_of_the_registry() -> None:
     page, found = Path("docs/breakpoints.md").read_text(), dict[frozenset[Point], list[str]]()
     for name in sorted(OURS):  # as a config may be: with experts in all layers, and with layers without
         configs = ({**CASES[CASE_OF[name]], **more} for more in ({}, {"mlp_only_layers": [0], "num_local_experts": 0}))
-        points = (family.points_of(OURS[name], AutoConfig.for_model(**config)) for config in configs)
-        found.setdefault(frozenset[Point]().union(*points), []).append(name)
+        has = (family.points_of(OURS[name], AutoConfig.for_model(**config)) for config in configs)
+        found.setdefault(frozenset[Point]().union(*has), []).append(name)
     assert set(OURS) <= set(CASE_OF)
     for points, families in found.items():
         assert f"| {names(families)} | {names(point for point in Point if point not in points) or 'nothing'} |" in page

@@ -269,10 +269,7 @@ def test_a_bad_field_changes_nothing(
 
 def test_a_paused_session_takes_no_other_turn(http: httpx.Client, session: str) -> None:
     pause(http, session)
-    for answer in (
-        http.post(f"{session}/generate", json=TURN),
-        http.post(f"{session}/rewind", json={"to_token": 0}),
-    ):
+    for answer in (http.post(f"{session}/generate", json=TURN), http.post(f"{session}/rewind", json={"to_token": 0})):
         assert "is paused" in assert_error(answer, 409, "wrong_state")
     assert http.get(session).json()["state"] == "paused"
 

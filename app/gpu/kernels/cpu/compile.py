@@ -59,7 +59,8 @@ def compiled_features() -> frozenset[str]:
 @functools.cache
 def _has_tile_registers() -> bool:
     """Ask Linux for AMX's registers, which all threads of this process then have (`arch_prctl(2)`)."""
-    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
+    refused: int = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)
+    return refused == 0
 
 
 def inlined(function: Callable[P, R]) -> Callable[P, R]:
