@@ -14,10 +14,10 @@ from websockets.sync.client import connect
 
 from app.cluster.key import ClusterKey
 from app.cluster.membership import name_key
-from tests.cluster.doors import Door, Known, serving_door, serving_stub, until
+from tests.cluster.doors import Door, Known, serving_door, serving_stub
 from tests.cluster.pair import KEY, code
 from tests.errors import error_response
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import PATIENCE_S, until, wait_until
 
 MOVED = "ses_a_" + "1" * 36
 WANDERER = "ses_a_" + "2" * 36

@@ -134,7 +134,7 @@ def test_what_no_grammar_holds_is_named_and_is_refused_where_calls_must_follow_i
         prompt = {"input": "Hi", "max_output_tokens": 2} if path == "responses" else {"messages": CHAT, "max_tokens": 2}
         return http.post(f"/v1/{path}", json={"model": MODEL, **prompt, "tools": tools, **more})
 
-    loosened = (UNIQUE, must, [".properties.a.uniqueItems"]), (none, {}, [".properties.a"])
+    loosened: Any = (UNIQUE, must, [".properties.a.uniqueItems"]), (none, {}, [".properties.a"])
     for schema, more, named in (*loosened, (odd, one, [""]), (odd, {}, [])):
         names = ask(schema, more, schema is none).raise_for_status().headers.get("X-Djinn-Ignored", "").split(", ")
         assert [name for name in names if field in name] == [f"tools.{field}{each}" for each in named]
