@@ -250,7 +250,8 @@ class History(Watcher):
         with self._lock:
             self._connection.close()
         if self._running is not None:
-            self._running.unlink(missing_ok=True)
+            with suppress(OSError):  # a folder that can only be read now
+                self._running.unlink()
 
     def _mark(self, kind: str) -> None:
         self._entries.append((time.time(), "", "", json.dumps({"kind": kind})))

@@ -6,6 +6,7 @@ import hashlib
 import re
 from base64 import b64encode
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -47,8 +48,6 @@ class StaticFolder:
     def __init__(self, folder: Path, prefix: str) -> None:
         self._paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
         self._references = re.compile(rf'(?<=["/]){re.escape(prefix)}'.encode())
-        self._version = ""
-        """As the last page had it."""
 
     async def respond(self, request: Request, name: str) -> Response | None:
         """The answer to a request for the file of this name, maybe behind a version; None if there is none."""
@@ -58,9 +57,7 @@ class StaticFolder:
         if path is None:
             return None
         # To compress a large one takes a fifth of a second.
-        content, gzipped, headers = await asyncio.to_thread(self._read, path)
-        if version and version == self._version:
-            headers = {**headers, "Cache-Control": LASTING}
+        content, gzipped, headers = await asyncio.to_thread(self._read, path, version)
         if _names(request.headers.getlist("if-none-match"), headers["ETag"]):
             return Response(
                 status_code=304, headers={name: value for name, value in headers.items() if name != "Content-Type"}
@@ -70,13 +67,22 @@ class StaticFolder:
             return Response(gzipped, headers={**headers, "Content-Encoding": "gzip"})
         return Response(content, headers=headers)
 
-    def _read(self, path: Path) -> tuple[bytes, bytes | None, dict[str, str]]:
-        """Of a page the references have the version."""
-        if path.suffix == ".html" or not self._version:
-            digests = "".join(_digest(each, each.stat().st_mtime_ns) for each in self._paths.values())
-            self._version = f"v-{hashlib.sha256(digests.encode()).hexdigest()[:16]}"
-        references, version = (self._references, self._version) if path.suffix == ".html" else (None, "")
-        return _read(path, path.stat().st_mtime_ns, references, version)
+    def _read(self, path: Path, asked: str) -> tuple[bytes, bytes | None, dict[str, str]]:
+        """Of a page the references have the version. What is `asked` for by the version of now may be kept for good."""
+        modified_ns = path.stat().st_mtime_ns
+        if path.suffix == ".html":
+            return _read(path, modified_ns, self._references, self._version())
+        content, gzipped, headers = _read(path, modified_ns, None, "")
+        lasts = asked and asked == self._version()  # after the file is read: it may just be replaced
+        return content, gzipped, {**headers, "Cache-Control": LASTING} if lasts else headers
+
+    def _version(self) -> str:
+        """Of all files that are there now."""
+        digests = ""
+        for path in self._paths.values():
+            with suppress(FileNotFoundError):
+                digests += _digest(path, path.stat().st_mtime_ns)
+        return f"v-{hashlib.sha256(digests.encode()).hexdigest()[:16]}"
 
 
 @lru_cache(maxsize=256)

@@ -135,8 +135,8 @@ class Replay:
         for place, (name, trajectory) in trajectories:  # the workers take from one iterator
             wire, messages = Wire(), list[Message]()
             transport = self._spec.transport(wire.trace)
-            self.planned += len(trajectory.turns)
             await asyncio.sleep(self._began + trajectory.starts_s * self._plan.delay_scale - time.perf_counter())
+            self.planned += len(trajectory.turns)
             for number, turn in enumerate(trajectory.turns):
                 due_s = time.perf_counter() - self._began + turn.delay_s * self._plan.delay_scale
                 await asyncio.sleep(turn.delay_s * self._plan.delay_scale)

@@ -103,9 +103,10 @@ def _session(name: str, rounds: Iterator[_Round], per_token: float) -> Iterator[
     had, answered, part = 0, 0, 1
     for row in rounds:
         place = f"{name}, call {row.round_index}"
-        inputs = [each.timestamp for each in row.timing_events if each.event_type in ("user_message", "tool_result")]
+        events = [(each.event_type, each.timestamp.astimezone()) for each in row.timing_events]
+        inputs = [at for kind, at in events if kind in ("user_message", "tool_result")]
         delay_s = 0.0 if over is None or not inputs else max(0.0, (max(inputs) - over).total_seconds())
-        over = max((each.timestamp for each in row.timing_events), default=None)
+        over = max((at for _, at in events), default=None)
         if turns and row.input_tokens_total < had:
             yield Trajectory(f"{name}-{part}", None, turns)
             turns, part = [], part + 1

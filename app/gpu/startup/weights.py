@@ -23,7 +23,7 @@ from app.gpu.weights.arena import plan_weights
 from app.gpu.weights.bundles import StreamedWeights
 from app.gpu.weights.checkpoint import weights_of
 from app.gpu.weights.file import open_weight_file
-from app.gpu.weights.layout import Write
+from app.gpu.weights.layout import WeightLayout, Write
 from app.gpu.weights.quantized import require_known
 from app.gpu.weights.source import TensorFormat
 from app.gpu.weights.stores import BundleStore, FileStore, PinnedStore
@@ -78,7 +78,7 @@ def load_model(recipe: Recipe, ranks: Ranks | None = None) -> LoadedModel:
     require_fitting(model)
     # A tensor that is missing, or has another shape, is found before a weight is read.
     built = _build_on_meta(recipe) if can_be_streamed(model) else None
-    needed = weight_bytes(model, device, dtype) if built is None else built[0].layout.nbytes
+    needed = weight_bytes(model, device, dtype) if built is None else _resident_bytes(recipe, built[0].layout)
     if ranks is not None:
         _check_fit(model, needed if device.type == "cpu" else needed // ranks.count, device, dtype)
         stack = recipe.load_stack(ranks.shard)
@@ -129,8 +129,14 @@ def require_fitting(model: ResolvedModel) -> None:
 def needed_bytes(recipe: Recipe) -> int:
     """Bytes that all weights take on the device. Nothing is read but the sizes of tensors; raises as `load_model`."""
     if can_be_streamed(recipe.model):
-        return _build_on_meta(recipe)[0].layout.nbytes
+        return _resident_bytes(recipe, _build_on_meta(recipe)[0].layout)
     return weight_bytes(recipe.model, recipe.device, recipe.dtype)
+
+
+def _resident_bytes(recipe: Recipe, layout: WeightLayout) -> int:
+    """Bytes of all weights that are laid out so. A GPU multiplies by a tied embedding, the first table, where it is."""
+    tied = bool(recipe.model.config.get_text_config().tie_word_embeddings) and recipe.device.type == "cuda"
+    return layout.nbytes - (layout.tables[0].nbytes if tied else 0)
 
 
 def _build_on_meta(recipe: Recipe) -> tuple[StreamedWeights, LayerStack]:

@@ -163,8 +163,12 @@ const idOf = ({ id }) => id;
 function grouped(views) {
   const by = grouping.value;
   const of = by === "tenant" ? (view) => view.tenant : (FACETS.find(({ key }) => key === by)?.of ?? ((view) => view.metadata[by]));
-  const groups = Object.entries(Object.groupBy(views, (view) => of(view) ?? ""));
-  return groups.sort(([one], [other]) => !one - !other || (one < other ? -1 : 1)).flatMap(([name, members]) => {
+  const groups = new Map();
+  for (const view of views) {
+    const name = of(view) ?? "";
+    groups.set(name, groups.get(name) ?? []).get(name).push(view);
+  }
+  return [...groups].sort(([one], [other]) => !one - !other || (one < other ? -1 : 1)).flatMap(([name, members]) => {
     const [ids, isFolded] = [members.map(idOf), folded.value.includes(name)];
     return [{ name, ids, bytes: members.reduce((sum, view) => sum + bytesOf(view), 0), isFolded }, ...(isFolded ? [] : ids)];
   });

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import pickle
+import platform
 import re
 import stat
 import sys
@@ -59,6 +60,8 @@ def compiled_features() -> frozenset[str]:
 @functools.cache
 def _has_tile_registers() -> bool:
     """Ask Linux for AMX's registers, which all threads of this process then have (`arch_prctl(2)`)."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":  # the number is that of another call there
+        return False
     refused: int = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)
     return refused == 0
 

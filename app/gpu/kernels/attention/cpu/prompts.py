@@ -116,7 +116,8 @@ def attend_prompts(
     placed = PlacedPrompts(rows, prompts, heads=heads, kv_heads=kv.shape[2], head_dim=head_dim)
     kind = HALVES if in_bfloat16 and head_dim % 2 == 0 else np.float32
     keys = KEYS
-    if kind is HALVES and head_dim % (2 * REGISTER_ROWS) == 0 and multiplies_in_registers():
+    whole = head_dim % (2 * REGISTER_ROWS) == 0 and LANES == REGISTER_ROWS
+    if kind is HALVES and whole and multiplies_in_registers():
         keys = KEYS_IN_REGISTERS
     _attend(**common_arguments(query, kv, batch.block_tables, spec, output) | placed.arguments, kind=kind, size=keys)
 
