@@ -55,6 +55,16 @@ def source_of(grammar: Grammar) -> str:
             assert_never(grammar.kind)
 
 
+def unforced(source: str) -> str:
+    """The same grammar in Lark's form. Where one text alone may follow, llguidance reads that text as tokens, and takes
+    the special tokens that it spells for themselves. This grammar leaves all tokens to the model.
+    """
+    if source.startswith("{"):
+        (one,) = json.loads(source)["grammars"]
+        source = one["lark_grammar"] or f"start: %json {json.dumps(one['json_schema'])}"
+    return f'%llguidance {{"no_forcing": true}}\n{source}'
+
+
 Arguments = tuple[str, int, list[int]]
 """What llguidance's tokenizer is made from: the fast tokenizer as JSON, the size, tokens that end a text."""
 TIMEOUT_S = 30.0
@@ -197,7 +207,15 @@ class Grammars:
         tokenizer = load_tokenizer(self._model)
         tokenizer.backend.no_padding()
         tokenizer.backend.no_truncation()
-        return tokenizer.backend.to_str(), self._vocab_size, sorted(eos_token_ids(self._model, tokenizer))
+        ends = sorted(each for each in eos_token_ids(self._model, tokenizer) if 0 <= each < self._vocab_size)
+        return tokenizer.backend.to_str(), self._vocab_size, ends
+
+    @cached_property
+    def _special_texts(self) -> list[str]:
+        """What special tokens are spelled as, plain and in JSON."""
+        added = load_tokenizer(self._model).backend.get_added_tokens_decoder().values()
+        found = [token.content for token in added if token.special]
+        return [*found, *(json.dumps(each)[1:-1] for each in found)]
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:
@@ -263,6 +281,8 @@ class Grammars:
     def _start_of(self, grammar: Grammar) -> Matcher:
         """Raises ValueError with what is wrong."""
         source = source_of(grammar)
+        if any(text in source for text in self._special_texts):
+            source = unforced(source)
         wrong = self._trials.error(source, self._arguments)
         if wrong is not None:
             raise ValueError(wrong)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Annotated
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from loadgen.errors import LoadgenError
 from loadgen.load.lines import parse_line, read_lines
@@ -58,7 +59,7 @@ class _Message(BaseModel):
 class Conversation(BaseModel):
     """A line of a file of them."""
 
-    id: str
+    id: Annotated[str, Field(pattern=r"^[ -~]+$")]
     messages: list[_Message]
 
 

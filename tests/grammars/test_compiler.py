@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from app.domain.errors import Busy, FieldOutOfRange
@@ -55,6 +56,22 @@ def test_only_texts_that_match_are_accepted(
 ) -> None:
     assert [text for text in good if not accepts(grammars.match(grammar), text)] == []
     assert [text for text in bad if accepts(grammars.match(grammar), text)] == []
+
+
+SPELLED = 'a<eos>"b'
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [regex(SPELLED), choice(SPELLED), lark(f"start: {json.dumps(SPELLED)}"), json_grammar({"const": SPELLED})],
+    ids=["regex", "choice", "lark", "schema"],
+)
+def test_a_text_that_spells_a_special_token_is_written_in_others(grammars: Grammars, grammar: Grammar) -> None:
+    matcher, mask = grammars.match(grammar), np.zeros(VOCAB // 8, np.uint8)
+    for byte in (json.dumps(SPELLED) if grammar.kind is GrammarKind.JSON_SCHEMA else SPELLED).encode():
+        matcher.fill(mask.ctypes.data, mask.nbytes)
+        assert np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist() == [byte]
+        assert matcher.consume([byte])
 
 
 def test_a_copy_goes_its_own_way_and_tokens_that_do_not_match_are_refused(grammars: Grammars) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from app.domain.errors import FieldOutOfRange
 from app.domain.points import Point, Points, PointShape, around_layers
 from app.gpu.kernels.attention.base import Attention, Batch
 from app.gpu.kernels.linear.base import (
@@ -344,8 +345,10 @@ def head_dim_of(config: PretrainedConfig) -> int:
 
 
 def activation_of(name: str) -> Elementwise:
-    """The activation that Transformers has under that name."""
+    """The activation that Transformers has under that name. Raises FieldOutOfRange if it has none."""
     from transformers.activations import ACT2FN  # imports much of Transformers
 
+    if name not in ACT2FN:
+        raise FieldOutOfRange(f"config.json: the activation {name!r} is not one of Transformers'", param="model")
     activation: Elementwise = ACT2FN[name]
     return activation

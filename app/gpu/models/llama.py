@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from app.domain.errors import FieldOutOfRange
 from app.domain.points import Point, PointShape
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, Taps, tapped
 from app.gpu.kernels.linear.base import Weight
@@ -67,6 +68,10 @@ def _frequencies(
     if parameters["rope_type"] != "default":
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+        if parameters["rope_type"] not in ROPE_INIT_FUNCTIONS:
+            known = ", ".join(sorted(ROPE_INIT_FUNCTIONS))
+            said = f"config.json: rope_type {parameters['rope_type']!r} is not known; known are default, {known}"
+            raise FieldOutOfRange(said, param="model")
         return ROPE_INIT_FUNCTIONS[parameters["rope_type"]](cast("Any", config), layer_type=layer_type)
     partial = parameters.get("partial_rotary_factor", 1.0) if _rotates_in_part(config) else 1.0
     width = int(head_dim_of(config) * partial)
