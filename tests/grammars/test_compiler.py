@@ -64,7 +64,6 @@ SPELLED = 'a<eos>"b'
 @pytest.mark.parametrize(
     "grammar",
     [regex(SPELLED), choice(SPELLED), lark(f"start: {json.dumps(SPELLED)}"), json_grammar({"const": SPELLED})],
-    ids=["regex", "choice", "lark", "schema"],
 )
 def test_a_text_that_spells_a_special_token_is_written_in_others(grammars: Grammars, grammar: Grammar) -> None:
     matcher, mask = grammars.match(grammar), np.zeros(VOCAB // 8, np.uint8)
