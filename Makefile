@@ -84,7 +84,7 @@ RELEASE ?= release
 BESIDE  ?=
 
 # Playwright runs an event loop in each of its processes, and the tests of wheels share one environment in their order.
-test-all: setup-dev model $(RELEASE)  ## all that CI runs, next to lint and docs: twenty minutes
+test-all: setup-dev model $(RELEASE)  ## all that CI runs, next to lint and docs: half an hour
 	$(PYTEST) -m "not wheel and not browser and not agents and not rare" --hypothesis-profile full $(CORES)
 	$(PYTEST) -m browser tests/browser $(CORES)
 	$(MAKE) --jobs 3 --output-sync=line soak-short wheel-tests $(BESIDE) bench-kernels-small

@@ -207,14 +207,17 @@ class Grammars:
         tokenizer = load_tokenizer(self._model)
         tokenizer.backend.no_padding()
         tokenizer.backend.no_truncation()
-        ends = sorted(each for each in eos_token_ids(self._model, tokenizer) if 0 <= each < self._vocab_size)
-        return tokenizer.backend.to_str(), self._vocab_size, ends
+        ends = eos_token_ids(self._model, tokenizer)
+        known = sorted(each for each in ends if 0 <= each < self._vocab_size)
+        if len(known) < len(ends):
+            others = ", ".join(map(str, sorted(ends.difference(known))))
+            logger.warning("eos_token_id: grammars leave out %s, as the vocabulary has %d", others, self._vocab_size)
+        return tokenizer.backend.to_str(), self._vocab_size, known
 
     @cached_property
     def _special_texts(self) -> list[str]:
-        """What special tokens are spelled as, plain and in JSON."""
-        added = load_tokenizer(self._model).backend.get_added_tokens_decoder().values()
-        found = [token.content for token in added if token.special]
+        """The spellings of special tokens, plain and in JSON."""
+        found = [token["content"] for token in json.loads(self._arguments[0])["added_tokens"] if token["special"]]
         return [*found, *(json.dumps(each)[1:-1] for each in found)]
 
     @cached_property
@@ -225,7 +228,7 @@ class Grammars:
 
     def _read_vocabulary(self) -> None:
         try:
-            _ = self._vocabulary
+            _ = self._vocabulary, self._special_texts
             give_back_freed()
         except Exception:
             logger.exception("this model's vocabulary cannot be read: calls with a grammar will fail")

@@ -68,7 +68,7 @@ class Said:
 def go_on(
     prompt: ChatPrompt, pasts: Sequence[Past], tokens: Tokens, support: ToolSupport, *, named: bool
 ) -> ChatPrompt:
-    """The prompt in the tokens of that history of which it keeps most, and of equals of one that it keeps to its end.
+    """The prompt in the tokens of the history that it shares most with. Of equals, a history that it keeps whole wins.
 
     Each answer of the model there keeps its tokens if the chat has a message in its place that means the same: equal
     text but for white space around it, and calls with equal arguments, but for keys that are null or have the default

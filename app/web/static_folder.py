@@ -77,7 +77,7 @@ class StaticFolder:
         return content, gzipped, {**headers, "Cache-Control": LASTING} if lasts else headers
 
     def _version(self) -> str:
-        """Of all files that are there now."""
+        """The version of the files as they are now."""
         digests = ""
         for path in self._paths.values():
             with suppress(FileNotFoundError):

@@ -70,7 +70,10 @@ def read_recorded(path: Path, per_token: float) -> list[Trajectory]:
         sessions = groupby(rounds, key=lambda each: each.session_id)
         return [each for name, found in sessions for each in _session(name, found, per_token)]
     if "messages" in fields:
-        return [_conversation(parse_line(Conversation, *line, FORM)) for line in lines]
+        found = [_conversation(parse_line(Conversation, *line, FORM)) for line in lines]
+        if len({each.id for each in found}) < len(found):
+            raise LoadgenError(f"{path}: id: two conversations have the same")
+        return found
     return read_trace(path, lines)
 
 

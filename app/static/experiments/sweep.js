@@ -84,7 +84,7 @@ export async function run(body) {
 const writes = ({ by, points: names, metric }) => by === "head" && names.includes("z") && metric.kind === "logit_difference";
 
 /** Direct logit attribution: what each head adds to the difference of the two logits at the last token of the clean prompt, largest
- * first, `{heads: [{layer, head, value}]}`. One pass of a session of its own, which is closed again. */
+ * first, `{heads: [{layer, head, value}]}`. It takes one pass of a session that it opens and closes. */
 async function readWriters({ metric: { answer, wrong } }, prompt) {
   const idOf = async (token) => (typeof token === "number" ? token : (await call("POST", "/tokenize", { body: { prompt: token, add_special_tokens: false } })).tokens[0]);
   const tokens = [await idOf(answer), await idOf(wrong)];

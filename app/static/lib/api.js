@@ -28,7 +28,7 @@ export const open = (path, options) => request("GET", path, options);
 /** The bytes of an answer, as an ArrayBuffer; with a `body` it is posted. */
 export const download = async (path, body) => (await request(body ? "POST" : "GET", path, { json: body })).arrayBuffer();
 
-/** What `use` gives of a session by its path: one of its own, which is closed then. `from` is the path of one to fork. */
+/** Opens a session, or forks the one at the path `from`, gives its path to `use`, and closes it. Returns what `use` does. */
 export async function scratch(name, use, from = null) {
   const { id } = await (from ? call("POST", `${from}/fork`) : call("POST", "/v1/sessions", { body: { ttl_s: 600, metadata: { name } } }));
   const path = `/v1/sessions/${id}`;

@@ -141,7 +141,7 @@ async function difference({ plus, minus, layer: text, over }) {
 /** The page's names of the fields of that call. */
 const NAMES = { layers: "layer", "prompts.0": "plus", "prompts.1": "minus" };
 
-/** Stream a reply of a session of its own. */
+/** Stream a reply from a session opened for it. */
 async function reply(side, prompt, breakpoint, signal) {
   const change = (changed) => !signal.aborted && (replies.value = { ...replies.peek(), [side]: { ...replies.peek()[side], ...changed } });
   change({ text: "", done: false });

@@ -61,7 +61,7 @@ export const errorOf = (error, name) => (isAbout(error, name) ? error.message.re
 export const errorElse = (error, fields) =>
   fields.some((name) => names(error, name) && !(editOf(name) > error.asked && editOf(name) < error.told)) ? null : error;
 
-/** On a phone what is not looked at first is folded: it is one touch away. */
+/** Folded on a phone, and opened by one touch. */
 export const Folded = ({ title, open, children }) => (isPhone.value ? html`<details class="folded" open=${open}><summary>${title}</summary>${children}</details>` : children);
 
 /** A title, and below it what to do. */

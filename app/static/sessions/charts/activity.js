@@ -97,7 +97,7 @@ const NOTHING = { from: Infinity, until: 0, minutes: [], marks: [] };
  * known of the time between, in Unix seconds, oldest first. */
 const activity = perKey(NOTHING);
 
-/** Ask for what is not known of the time since `from`. */
+/** Load the minutes since `from` that the page lacks. */
 async function loadActivity(from, signal) {
   const now = serverTime();
   const known = activity.peek().from <= from ? activity.peek() : { ...NOTHING, from };
