@@ -82,11 +82,12 @@ test: model      ## run the tests
 # CI has made the release by then, beside lint, and has agents run too where they can.
 RELEASE ?= release
 BESIDE  ?=
+RERUNS  ?=
 
 # Playwright runs an event loop in each of its processes, and the tests of wheels share one environment in their order.
 test-all: setup-dev model $(RELEASE)  ## all that CI runs, next to lint and docs: half an hour
-	$(PYTEST) -m "not wheel and not browser and not agents and not rare" --hypothesis-profile full $(CORES)
-	$(PYTEST) -m browser tests/browser $(CORES)
+	$(PYTEST) $(RERUNS) -m "not wheel and not browser and not agents and not rare" --hypothesis-profile full $(CORES)
+	$(PYTEST) $(RERUNS) -m browser tests/browser $(CORES)
 	$(MAKE) --jobs 3 --output-sync=line soak-short wheel-tests $(BESIDE) bench-kernels-small
 
 test-rare: setup-dev model  ## tests of further devices, frameworks, generators and notebooks, which CI leaves out
@@ -109,7 +110,7 @@ test-browser: setup-dev  ## drive the page in chromium-headless-shell, which mus
 test-wheel: release wheel-tests  ## install the wheels into empty environments, with and without extras, serve and call
 
 wheel-tests:
-	$(PYTEST) -m wheel tests/release
+	$(PYTEST) $(RERUNS) -m wheel tests/release
 
 generate: setup-dev  ## write the blocking client from the one for asyncio
 	$(BIN)/python client/_generate.py
