@@ -43,6 +43,8 @@ KEPT, KEPT_BYTES = 1024, 1 << 20
 """Most events that a channel keeps, and most bytes of them."""
 READ_AT_ONCE = 64
 """Most events that a reader gets in one piece."""
+GATHER_S = 0.05
+"""Until a reader that has read all gets more: each piece costs it and this server a wake-up, and the cores also compute."""
 
 
 class Channel:
@@ -320,6 +322,8 @@ class EventStreams:
                 position, events = found
                 if events:
                     yield events
+                if position == channel.position:
+                    await asyncio.sleep(GATHER_S)
             elif self._feed.has_ended:
                 return
             else:
