@@ -138,7 +138,7 @@ class Scope(NamedTuple):
 
     def sees(self, session: Session) -> bool:
         """Whether the session is told of."""
-        return self.is_operator or session.owner == self.owner
+        return not session.unseen and (self.is_operator or session.owner == self.owner)
 
 
 class Feed(Watcher):

@@ -25,6 +25,7 @@ from app.cluster.sockets import Sockets
 from app.cluster.wires import Headers as RawHeaders
 from app.domain.errors import DjinnError, ReplicaAway, ReplicaLost, ReplicaMoving
 from app.domain.homes import home_of
+from app.domain.text import header_text
 from app.domain.values import MAX_NAME
 from app.web.errors import error_response
 from app.web.idempotency import HEADER as IDEMPOTENCY_KEY
@@ -108,7 +109,7 @@ class Forwarding:
     async def named(self, scope: Scope) -> Owner:
         """The owner that a call's headers name. A call that names none goes where there is room."""
         headers, owner = Headers(scope=scope), scope["state"]["owner"]
-        names = headers.getlist(SESSION_HEADER)
+        names = [header_text(each) for each in headers.getlist(SESSION_HEADER)]
         if not names and home_of(token := headers.get(TOKEN_HEADER, "")) is not None:
             names = [token]
         if not names or not names[0] or len(names[0]) > MAX_NAME:  # any replica refuses such a name

@@ -17,6 +17,7 @@ from app.cluster.hop import HOP_HEADER, Hops, end_to_end, forwarded, moved_to, t
 from app.cluster.owners import RESPONSES, Owner, Owners, path_of, previous_response
 from app.cluster.wires import CONNECT_S, Headers
 from app.domain.errors import DjinnError, ReplicaAway, ReplicaLost, ReplicaMoving
+from app.domain.text import header_text
 from app.web.middleware import SESSION_HEADER, TOKEN_HEADER
 
 PING_S = 5.0
@@ -146,7 +147,9 @@ class Sockets:
                 f"ws://{given}{target_bytes(scope).decode('latin-1')}",
                 host=host,
                 port=port,
-                additional_headers=[(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers],
+                additional_headers=[
+                    (name.decode("latin-1"), header_text(value.decode("latin-1"))) for name, value in headers
+                ],
                 subprotocols=scope.get("subprotocols") or None,
                 compression=None,
                 user_agent_header=None,

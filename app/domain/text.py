@@ -109,3 +109,13 @@ def is_origin(text: str) -> bool:
     """
     found = re.fullmatch(r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?", text)
     return found is not None and found[3] not in {"http": ("80",), "https": ("443",)}.get(found[1], ())
+
+
+def header_text(value: str) -> str:
+    """What a client has written in a header. Starlette reads each byte as ISO 8859-1; where they are valid UTF-8, they
+    are read so, as RFC 9110 (5.5) leaves bytes beyond ASCII to who receives them.
+    """
+    try:
+        return value.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        return value

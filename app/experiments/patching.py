@@ -259,7 +259,7 @@ class Sweep:
         async with AsyncExitStack() as opened:
             bases = dict[str, Session]()
             for name in ("clean", "corrupted"):
-                bases[name] = await opened.enter_async_context(registry.ephemeral(self._owner))
+                bases[name] = await opened.enter_async_context(registry.ephemeral(self._owner, unseen=True))
                 registry.whitebox.arm_now(bases[name], self._last_capture())
                 await compute(registry, bases[name], getattr(asked, name), param=name)
             logits = await registry.whitebox.logits(list(bases.values()), asked.token_ids)
@@ -370,7 +370,8 @@ class Sweep:
             for place in group:
                 above = self._above(place)
                 length = place.first if above is None else len(token_ids)
-                row = await opened.enter_async_context(registry.ephemeral(self._owner, prefix=(base, length)))
+                fork = registry.ephemeral(self._owner, unseen=True, prefix=(base, length))
+                row = await opened.enter_async_context(fork)
                 registry.whitebox.arm_now(row, self._patch(place, found), self._last_capture())
                 rows.append(row)
                 turns.append(compute(registry, row, token_ids[length:], param=param, above=above))

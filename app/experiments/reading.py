@@ -162,7 +162,7 @@ async def read_prompt(
         parts = -(-end // max(1, PART_BYTES // position_bytes(some, info, end)))
         part = -(-end // parts)
         seen = defaultdict[tuple[Point, int], list[TensorParts]](list)
-        async with registry.ephemeral(owner) as session:
+        async with registry.ephemeral(owner, unseen=True) as session:
             registry.whitebox.arm_now(session, *capturing(some, among, features))
             for first in range(0, end, part):
                 last = min(end, first + part)

@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 
 from fastapi import Depends, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import BeforeValidator
 from starlette.datastructures import Headers
 
 from app.domain.errors import (
@@ -24,6 +25,7 @@ from app.domain.errors import (
     Moving,
     WrongState,
 )
+from app.domain.text import header_text
 from app.domain.values import MAX_NAME, Adapter, ModelInfo, SamplingParams
 from app.engine_process.turn import Turn
 from app.logs import is_background
@@ -53,7 +55,7 @@ MOMENT_S = 2.0
 MAX_FREED_ALONE = 4
 """Of the tools of one call: each costs another compilation."""
 SessionHeader = Annotated[
-    str | None,
+    Annotated[str, BeforeValidator(header_text)] | None,
     Header(
         alias=SESSION_HEADER,
         min_length=1,
@@ -94,7 +96,7 @@ def name_in(headers: Headers, services: Services, owner: str | None) -> str | No
 
     Raises `FieldOutOfRange` for several names, or a bad one, and what `BoundSessions.find` raises for a token.
     """
-    names = set(headers.getlist(SESSION_HEADER))
+    names = set(map(header_text, headers.getlist(SESSION_HEADER)))
     if len(names) > 1 or not all(1 <= len(name) <= MAX_NAME for name in names):
         message = f"{SESSION_HEADER}: a call is bound to one session, by 1 to {MAX_NAME} characters"
         raise FieldOutOfRange(message, param=SESSION_HEADER)
@@ -120,7 +122,7 @@ IN_USER_ID = re.compile(r"""(?:_session_|"session_id": ?")([0-9a-f-]{36})""")
 def client_hints(headers: Headers) -> dict[str, str]:
     """What the agent's own headers say of it, by label."""
     found = {label: [headers[name] for name in names if headers.get(name)] for label, names in HINTS_IN_HEADERS.items()}
-    return {label: said[0] for label, said in found.items() if said}
+    return {label: header_text(said[0]) for label, said in found.items() if said}
 
 
 IGNORED_HEADER = "X-Djinn-Ignored"

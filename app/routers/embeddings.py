@@ -119,7 +119,7 @@ async def _embed(
     sessions, last = services.sessions, len(token_ids) - 1
     sessions.turns.room(len(token_ids), 0, param=field)
     metadata = {} if body.user is None else {"user": body.user}
-    opened = sessions.ephemeral(owner, metadata=metadata, adapter=adapter)
+    opened = sessions.ephemeral(owner, metadata=metadata, unseen=True, adapter=adapter)
     async with opened as session, AsyncExitStack() as cleanup:
         layer = services.info.num_layers - 1 if body.layer is None else body.layer
         when = When(position=last if body.pooling == "last" else None)

@@ -105,8 +105,8 @@ class Surroundings:
 
 @dataclass(slots=True)
 class _Means:
-    """Over `HORIZON_S`: sessions with KV, its bytes, those of them that are working or about to, with their bytes, and
-    turns in the queue.
+    """Over `HORIZON_S`, of agents: those with KV, its bytes, those of them that are working or about to, with their
+    bytes, and turns in the queue.
     """
 
     agents: float = 0.0
@@ -138,13 +138,15 @@ class Findings:
         for session in self._table:
             if session.state is SessionState.QUEUED:
                 queue[session.owner or ""] += 1
+                now.waiting += session.is_agent
+            if not session.is_agent:
+                continue
             held = _held(session)
             now.agents += held > 0
             now.kv += held
             if session.under_way or (held and session.phase is Phase.READY):
                 now.working += 1
                 now.kv_of_working += held
-        now.waiting = queue.total()
         self._queues.append(queue)
         weight = SAMPLE_S / HORIZON_S
         for name in _Means.__slots__:
@@ -187,7 +189,7 @@ class Findings:
             "memory of all tiers": room / each,
         }
         limit = min(limits, key=limits.__getitem__)
-        more = max(0, math.floor(limits[limit]) - sum(_held(session) > 0 for session in self._table))
+        more = max(0, math.floor(limits[limit]) - sum(each.is_agent and _held(each) > 0 for each in self._table))
         about = f"each has {size(each)} of KV and works {works:.0%} of the time"
         if means.waiting > MANY_WAITING:
             return Capacity(0, f"turns wait as it is; {about}")

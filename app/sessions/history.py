@@ -161,7 +161,8 @@ class History(Watcher):
         usage = session.usage
         waits = {name: getattr(usage, name) for name in ("queue_ms", "restore_ms", "prefill_ms")}
         minute = self._minute(session)
-        minute.agents.add(session.id)
+        if session.is_agent:
+            minute.agents.add(session.id)
         minute.late += seen.late_s is not None and seen.late_s > 0
         told: dict[str, Any] = {"status": "failed"}
         if isinstance(event, Failed):
@@ -257,6 +258,8 @@ class History(Watcher):
         self._entries.append((time.time(), "", "", json.dumps({"kind": kind})))
 
     def _note(self, session: Session, kind: str, **told: object) -> None:
+        if session.unseen:
+            return
         body = json.dumps({"kind": kind, **{name: value for name, value in told.items() if value is not None}})
         self._entries.append((time.time(), session.owner or "", session.id, body))
 

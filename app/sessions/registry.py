@@ -146,6 +146,7 @@ class SessionRegistry:
         ttl_s: int | None = None,
         name: str | None = None,
         ephemeral: bool = False,
+        unseen: bool = False,
         adapter: Adapter | None = None,
         prefix: tuple[Session, int] | None = None,
     ) -> Session:
@@ -156,7 +157,7 @@ class SessionRegistry:
         self.make_room(owner)
         labels = dict(metadata or {})
         session = Session(self.new_id(), owner, labels, ttl_s, name=name, ephemeral=ephemeral, adapter=adapter)
-        session.background = ephemeral and is_background()
+        session.background, session.unseen = ephemeral and is_background(), unseen
         # To the engine, all batches are one tenant, whose turns have its share. Prefixes stay those of the owner.
         tenant, namespace = (BACKGROUND, owner or "") if session.background else (owner or "", None)
         opening: Callable[[Ticket], Command]
@@ -305,11 +306,12 @@ class SessionRegistry:
         owner: str | None = None,
         *,
         metadata: dict[str, str] | None = None,
+        unseen: bool = False,
         adapter: Adapter | None = None,
         prefix: tuple[Session, int] | None = None,
     ) -> AsyncIterator[Session]:
         """A session for one call: closed on the way out, which ends a turn that still runs."""
-        session = self.create(owner, metadata=metadata, ephemeral=True, adapter=adapter, prefix=prefix)
+        session = self.create(owner, metadata=metadata, ephemeral=True, unseen=unseen, adapter=adapter, prefix=prefix)
         try:
             yield session
         finally:

@@ -193,6 +193,8 @@ class Session:
     """Whether it lives for one call only, as far as is known: it is not journaled."""
     background: bool = False
     """Whether it was opened for a request of a batch."""
+    unseen: bool = False
+    """Whether no client learns its id, and nobody is told of it: it has a text to embed or a place of an experiment."""
     forked_from: ForkPoint | None = None
     """None: it was opened empty, or imported."""
     namespace: str | None = None
@@ -269,6 +271,11 @@ class Session:
     def under_way(self) -> bool:
         """Whether its turn is in the queue or in the engine: a paused one is in neither."""
         return self.state in (SessionState.QUEUED, SessionState.RUNNING)
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether a client may come back to it, as far as figures of agents go."""
+        return not self.background and not self.unseen
 
     @property
     def called(self) -> str | None:

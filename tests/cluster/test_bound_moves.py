@@ -96,11 +96,12 @@ def test_a_branch_moves_with_its_own_session(servers: Pair) -> None:
 
 
 def test_the_list_finds_a_session_by_its_name(servers: Pair) -> None:
-    a, name = servers.a, "a name: ä/%&?"
-    body = {"model": MODEL, "prompt": "x", "max_tokens": 1}
-    headers = [(b"X-Session-ID", name.encode("latin-1"))]
-    answer = a.post("/v1/completions", json=body, headers=headers).raise_for_status()
-    assert named(a, name) == [answer.headers["X-Session-ID"]]
+    a, body = servers.a, {"model": MODEL, "prompt": "x", "max_tokens": 1}
+    for name, encoding in (("a name: ä/%&?", "latin-1"), ("é", "utf-8"), ("я" * 256, "utf-8")):
+        headers = [(b"X-Session-ID", name.encode(encoding))]
+        session = a.post("/v1/completions", json=body, headers=headers).raise_for_status().headers["X-Session-ID"]
+        assert named(a, name) == [session]
+        assert a.get(f"/v1/sessions/{session}").json()["metadata"] == {"name": name}
     assert named(a, "nobody") == []
 
 

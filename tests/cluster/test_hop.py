@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from tests.cluster.doors import Door, Known, serving_door, serving_stub
-from tests.cluster.pair import Pair
+from tests.cluster.pair import Pair, named
 from tests.waiting import PATIENCE_S, wait_until
 
 SESSION = "ses_a_" + "0" * 36
@@ -185,12 +185,13 @@ MODEL = "tiny-llama"
 @pytest.mark.parametrize("at", ["a", "b"])
 def test_a_client_that_closes_ends_its_response(servers: Pair, at: str) -> None:
     url = servers.urls[at].replace("http", "ws") + "/v1/responses"
-    for name in ("one", "two", "three"):  # at both servers
+    for name in ("one", "zwölf", "\u4e09"):  # at both servers
         with connect(url, additional_headers={"X-Session-ID": f"{at} {name}"}) as connection:
             connection.send(f'{{"type": "response.create", "model": "{MODEL}", "input": "hi", "ignore_eos": true}}')
             assert "response.created" in str(connection.recv())
     for http in servers.clients.values():
         wait_until(lambda http=http: http.get("/v1/memory").json()["turns_running"] == 0)  # type: ignore[misc]
+    assert len(named(servers.a, f"{at} zwölf") + named(servers.b, f"{at} zwölf")) == 1
 
 
 @pytest.mark.parametrize("name", ["x", "y", "z", None])

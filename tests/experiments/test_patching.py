@@ -140,6 +140,10 @@ async def test_beside_a_client_rows_of_a_layer_are_under_way_and_then_none_for_l
 
 
 def test_rows_stream_and_the_file_has_the_same_numbers(http: httpx.Client) -> None:
+    def told(name: str) -> int:
+        return sum(each[name] for each in http.get("/v1/activity").json()["minutes"])
+
+    turns, agents = told("turns"), told("agents")
     body = {"clean": "a cat", "corrupted": "a dog", "metric": {"kind": "probability", "answer": "x"}}
     streamed = http.post(PATH, json={**body, "stream": True}).raise_for_status()
     events = check_stream(http.get("/openapi.json").json(), PATH, streamed.content)
@@ -152,6 +156,8 @@ def test_rows_stream_and_the_file_has_the_same_numbers(http: httpx.Client) -> No
     file = http.post(PATH, json=body, headers={"accept": "application/octet-stream"}).raise_for_status().content
     np.testing.assert_allclose(load(file)["resid_post"], np.array(table["values"], "<f4"))
     assert not http.get("/v1/sessions").json()["data"]
+    assert told("turns") > turns, "they are work"
+    assert told("agents") == agents, "and no agents"
 
 
 @pytest.mark.parametrize(

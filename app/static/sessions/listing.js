@@ -31,8 +31,7 @@ export const isRoomy = signal(false);
 /** What a column is sorted by. */
 const ORDERS = {
   name: (view) => nameOf(view).toLowerCase(),
-  state: (view) => view.state,
-  phase: (view) => view.phase,
+  state: (view) => view.state + view.phase,
   tokens: (view) => view.tokens,
   bytes: bytesOf,
   device: (view) => bytesIn(view, "device"),

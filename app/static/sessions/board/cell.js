@@ -10,8 +10,18 @@ import { passing } from "../listing.js";
 import { bytesIn, leftOf, lookOf, tagsOf, TIERS } from "../looks.js";
 import { corners, placesOf } from "./plan.js";
 
-/** Pixels that a name needs beside the icon. */
-const NAME_WIDTH = 78;
+/** Pixels of a letter, of what is beside a name, and the height of a cell that has one. */
+const [LETTER, BESIDE, LEAST_HEIGHT] = [6.7, 24, 12];
+
+/** As much of a name as its cell has room for. Agents of one kind differ in its end; a small cell has its initials. */
+function fitted(name, { width, height }) {
+  const [letters, room] = [[...name], Math.max(0, Math.floor((width - BESIDE) / LETTER))];
+  if (height < LEAST_HEIGHT) return "";
+  if (letters.length <= room) return name;
+  if (room > 6) return [...letters.slice(0, room - 4), "…", ...letters.slice(-3)].join("");
+  const words = name.match(/[\p{L}\p{N}]+/gu) ?? [];
+  return (words[1] ? words.map((word) => [...word][0]) : letters).slice(0, room).join("");
+}
 
 export function Cell({ id }) {
   const passes = useComputed(() => passing.value === null || passing.value.has(id));
@@ -41,11 +51,12 @@ function Spot({ view, tier, place, isCopy, glides, passes }) {
       transform: `translate(${x + place.x}px, ${y + place.y}px)`,
       width: `${place.width}px`,
       height: `${place.height}px`,
+      "--full": `${Math.round((100 * bytesIn(view, tier)) / place.holds)}%`,
       fontSize: `${Math.min(12, place.height - 1)}px`,
     }}
     tabindex="-1" disabled=${!passes} data-id=${view.id} data-tier=${tier}
     aria-label=${sayAll(view, tier, isCopy)}
-  >${left === null ? html`<${Icon} name=${look.key} />` : html`<${Ring} view=${view} />`}${place.width >= NAME_WIDTH ? ` ${nameOf(view)}` : ""}</button>`;
+  >${left === null ? html`<${Icon} name=${look.key} />` : html`<${Ring} view=${view} />`}${` ${fitted(nameOf(view), place)}`}</button>`;
 }
 
 /** Seconds: a ring that has longer to go need not be drawn each second. */

@@ -3,10 +3,12 @@ import { TIERS, bytesIn } from "../looks.js";
 
 /** Pixels of one column. */
 const COLUMN = 4;
-/** Heights of a row, and the least width of a cell in it: the largest with room for all sessions is used. */
+/** Heights of a row, and the least width of a cell in it: the first with room for all sessions is used. So cells have
+ * names, or initials, as long as there is room, and are filled as far as their bytes go. */
 const ROWS = [
-  { height: 26, least: 28 },
-  { height: 20, least: 20 },
+  { height: 26, least: 84 },
+  { height: 20, least: 76 },
+  { height: 20, least: 44 },
   { height: 15, least: 12 },
   { height: 10, least: 8 },
 ];
@@ -29,12 +31,15 @@ export class Layout {
   arrange(views, width, height) {
     const area = width * height;
     this.scale = scaleOf(views, area);
-    this.row = ROWS.find((row) => fits(views, this.scale, row, area)) ?? ROWS.at(-1);
-    this.crowded.clear();
-    for (const tier of TIERS) {
-      this.lanes[tier] = new Lane(width, height, this.row.height);
-      const held = views.filter((view) => bytesIn(view, tier) > 0);
-      for (const view of held.sort((one, other) => bytesIn(other, tier) - bytesIn(one, tier))) this.#put(view, tier);
+    for (this.row of ROWS) {
+      if (this.row !== ROWS.at(-1) && !fits(views, this.scale, this.row, area)) continue;
+      this.crowded.clear();
+      for (const tier of TIERS) {
+        this.lanes[tier] = new Lane(width, height, this.row.height);
+        const held = views.filter((view) => bytesIn(view, tier) > 0);
+        for (const view of held.sort((one, other) => bytesIn(other, tier) - bytesIn(one, tier))) this.#put(view, tier);
+      }
+      if (this.crowded.size === 0) return;
     }
   }
 
@@ -58,11 +63,12 @@ export class Layout {
     }
   }
 
-  /** The rectangle of a session in a lane, in pixels; undefined if it has none. */
+  /** The rectangle of a session in a lane, in pixels, and the bytes that fill it; undefined if it has none. */
   spot(id, tier) {
     const spot = this.lanes[tier].spots.get(id);
     return (
       spot && {
+        holds: spot.columns * COLUMN * spot.rows * this.row.height * this.scale,
         x: spot.column * COLUMN,
         y: spot.row * this.row.height,
         width: spot.columns * COLUMN - 2,

@@ -19,18 +19,21 @@ const size = (count) => (count === 0 ? html`<span class="dim">${bytes(0)}</span>
 
 /** `by` is what a column is sorted by; `width` is in pixels. A phone has room for some; what can be done there is on a session's screen. */
 const COLUMNS = [
-  { title: "Session", by: "name", width: 196, onPhone: 132, cell: (view) => html`<${Name} view=${view} />` },
-  { title: "Tags", width: 120, cell: (view) => html`<${Tags} view=${view} />` },
-  { title: "State", by: "state", width: 104, onPhone: 104, cell: (view) => html`<b class="swatch ${lookOf(view).key}" aria-hidden="true"><${Icon} name=${lookOf(view).key} /></b>${stateWord(view)}` },
-  { title: "Phase", by: "phase", width: 72, cell: (view) => view.phase },
-  { title: "Tokens", by: "tokens", width: 76, onPhone: 64, isNumber: true, cell: (view) => number(view.tokens) },
-  ...TIERS.map((by) => ({ title: tierName[by], by, width: 76, isNumber: true, cell: (view) => size(bytesIn(view, by)) })),
-  { title: "Queue, restore, prefill", about: "what the last turn's first token waited for", by: "resume", width: 176, isNumber: true, cell: (view) => html`<${Resume} ...${view.usage.resume_ms} />` },
-  { title: "Created", by: "created", width: 98, isNumber: true, cell: (view) => `${coarse(now.value - view.created_at)} ago` },
-  { title: "Returns", about: "when the client has said that it comes back", by: "returns", width: 92, onPhone: 88, isNumber: true, cell: (view) => html`<${Returns} view=${view} />` },
+  { title: "Session", by: "name", width: 192, onPhone: 132, cell: (view) => html`<${Name} view=${view} />` },
+  { title: "Tags", width: 110, cell: (view) => html`<${Tags} view=${view} />` },
+  { title: "State", by: "state", width: 126, onPhone: 122, cell: (view) => html`<${State} view=${view} />` },
+  { title: "Tokens", by: "tokens", width: 70, onPhone: 56, isNumber: true, cell: (view) => number(view.tokens) },
+  ...TIERS.map((by) => ({ title: tierName[by], by, width: 68, isNumber: true, cell: (view) => size(bytesIn(view, by)) })),
+  { title: "Queue, restore, prefill", about: "what the last turn's first token waited for", by: "resume", width: 172, isNumber: true, cell: (view) => html`<${Resume} ...${view.usage.resume_ms} />` },
+  { title: "Created", by: "created", width: 88, isNumber: true, cell: (view) => `${coarse(now.value - view.created_at)} ago` },
+  { title: "Returns", about: "when the client has said that it comes back", by: "returns", width: 88, isNumber: true, onPhone: 88, cell: (view) => html`<${Returns} view=${view} />` },
 ];
 
 const Name = ({ view }) => html`<a class="name" href=${linkTo(view.id)} title=${view.id}><${Named} view=${view} /></a>`;
+
+/** The phase tells more than the state, unless a turn is under way. */
+const State = ({ view }) => html`<b class="swatch ${lookOf(view).key}" aria-hidden="true"><${Icon} name=${lookOf(view).key} /></b>${stateWord(view)}
+  ${whyNoPhase(view) === null && html` <span class="dim">${view.phase}</span>`}`;
 
 function Tags({ view }) {
   const tags = [...tagsOf(view).filter((tag) => !tag.startsWith("name: ") && !tag.startsWith(`${grouping.value}: `)), ...(view.tenant === null ? [] : [`tenant ${view.tenant}`])];
@@ -67,16 +70,15 @@ function Actions({ view }) {
     return html`<span class="failure" role="alert" title=${refusal.message}>${refusal.message}</span>
       <button class="quiet" aria-label="Close this message" onClick=${() => (refusalOf(view.id).value = null)}><${Icon} name="close" /></button>`;
   }
+  const act = isParked(view) ? callBack : park;
+  const [word, title] = isParked(view) ? ["Call back", "KV comes back (phase ready)"] : ["Park", "KV leaves the device (phase io_wait)"];
   return html`
-    <${Action} view=${view} why=${whyNoPark(view)} act=${park} title="KV leaves the device (phase io_wait)">Park<//>
-    <${Action} view=${view} why=${whyNoCall(view)} act=${callBack} title="KV comes back (phase ready)">Call back<//>
+    <${Button} why=${whyNoPhase(view)} title=${title} aria-label=${`${word} ${nameOf(view)}`} onClick=${() => act(view.id)}>${word}<//>
     <${CloseButton} view=${view} aria-label=${`Close ${nameOf(view)}`} />
   `;
 }
 
-const Action = ({ view, why, act, title, children }) => html`<${Button}
-  why=${why} title=${title} aria-label=${`${children} ${nameOf(view)}`} onClick=${() => act(view.id)}
->${children}<//>`;
+const isParked = ({ phase }) => phase === "io_wait" || phase === "idle";
 
 /** What can be done to all of these. */
 export function Together({ ids, of = "" }) {
@@ -92,11 +94,6 @@ function whyNoPhase({ state }) {
   if (state === "queued" || state === "running") return `A turn is ${state}: the phase can be set when it is over.`;
   return null;
 }
-
-const whyNoPark = (view) =>
-  whyNoPhase(view) ?? (view.phase === "io_wait" || view.phase === "idle" ? "It is parked already." : null);
-const whyNoCall = (view) =>
-  whyNoPhase(view) ?? (view.phase === "ready" || view.phase === "compute" ? `Its phase is ${view.phase} already.` : null);
 
 export const park = (id) => tell(id, () => call("POST", `/v1/sessions/${id}/phase`, { body: { phase: "io_wait" } }));
 export const callBack = (id) => tell(id, () => call("POST", `/v1/sessions/${id}/phase`, { body: { phase: "ready" } }));

@@ -13,7 +13,7 @@ import { columns, Row, Together } from "./row.js";
 /** Pixels of a row; a finger needs more. */
 const height = computed(() => (isRoomy.value || isPhone.value ? 40 : 28));
 const MORE = 6;
-const ACTIONS_WIDTH = 192;
+const ACTIONS_WIDTH = 136;
 
 export function Table() {
   const frame = useRef(null);
@@ -66,9 +66,9 @@ function Rows({ first, count }) {
 function Group({ name, ids, bytes: held, isFolded, index }) {
   const fold = () => (folded.value = isFolded ? folded.value.filter((each) => each !== name) : [...folded.value, name]);
   return html`<tr class="group" aria-rowindex=${index + 2}>
-    <td colspan=${columns.value.length}><button class="quiet" aria-expanded=${!isFolded} onClick=${fold}>
+    <td colspan=${columns.value.length - !isPhone.value}><button class="quiet" aria-expanded=${!isFolded} onClick=${fold}>
       <span aria-hidden="true">${isFolded ? "▸" : "▾"}</span> ${name || `no ${grouping.value}`}</button> <span class="dim">${counted(ids.length, "session")} · ${bytes(held)}</span></td>
-    ${!isPhone.value && html`<td class="actions"><div><${Together} ids=${ids} of=${` of ${name}`} /></div></td>`}
+    ${!isPhone.value && html`<td class="actions" colspan="2"><div><${Together} ids=${ids} of=${` of ${name}`} /></div></td>`}
   </tr>`;
 }
 
