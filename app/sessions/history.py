@@ -53,7 +53,7 @@ is the server's: two may have been there in one minute.
 
 @dataclass(slots=True)
 class Minute:
-    """Sums over one minute of one tenant. `worst_ms`: the longest that a turn waited for its first token."""
+    """Sums over one minute of one tenant. `worst_ms`: the longest that an agent's turn waited for its first token."""
 
     turns: int = 0
     failed: int = 0
@@ -171,7 +171,8 @@ class History(Watcher):
         else:
             costs = asdict(event.usage)
             minute.turns += 1
-            minute.worst_ms = max(minute.worst_ms, sum(waits.values()))
+            if session.is_agent:
+                minute.worst_ms = max(minute.worst_ms, sum(waits.values()))
             for name, tokens in costs.items():
                 setattr(minute, name, getattr(minute, name) + tokens)
             told = {"status": "finished", "finish_reason": event.reason, **costs}

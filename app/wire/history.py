@@ -98,10 +98,11 @@ class ActivityQuery(QueryModel):
 
 
 class ActivityMinute(BaseModel):
-    """One minute, which begins `at`, in Unix seconds: turns that ended in it, of how many sessions, and their tokens.
+    """One minute, which begins `at`, in Unix seconds: turns that ended in it, of how many agents, and their tokens. An
+    agent is a session that is none of an experiment, a batch or an embedding.
 
-    `worst_ms` is the longest that a turn waited for its first token, and `late` counts turns that began later than
-    their session had signalled.
+    `worst_ms` is the longest that an agent's turn waited for its first token, and `late` counts turns that began later
+    than their session had signalled.
     """
 
     at: int

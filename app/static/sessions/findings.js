@@ -9,7 +9,7 @@ import { linkTo } from "../state/route.js";
 import { all, revision } from "../state/sessions.js";
 import { order, picked, text } from "./listing.js";
 import { bytesIn } from "./looks.js";
-import { park } from "./table/row.js";
+import { park } from "./table.js";
 
 const views = computed(() => (void [revision.value, now.value], all()));
 

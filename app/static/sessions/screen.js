@@ -16,8 +16,7 @@ import { Charts } from "./charts/charts.js";
 import { chosen, clear, counts, FACETS, group, grouping, groupings, isFiltered, isRoomy, keepListing, listed, order, text, toggle } from "./listing.js";
 import { CreateDialog, creating } from "./open/create.js";
 import { importAll, ImportButton, Imports } from "./open/import.js";
-import { Together } from "./table/row.js";
-import { Table } from "./table/table.js";
+import { Table, Together } from "./table.js";
 
 export function SessionsScreen() {
   useEffect(keepListing, []);
