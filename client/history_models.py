@@ -70,7 +70,7 @@ class Timeline(Answer):
 
 
 class ActivityMinute(Answer):
-    """Turns that ended in the minute that begins `at`, of how many sessions, and their tokens. `worst_ms` is the
+    """Turns that ended in the minute that begins `at`, of how many agents, and their tokens. `worst_ms` is the
     longest that one waited for its first token; `late` counts those that began later than their session had signalled.
     """
 

@@ -273,7 +273,6 @@ def test_a_session_is_opened_with_labels(open_page: OpenPage, http: httpx.Client
 def test_a_session_that_is_closed_before_its_answer_comes_is_not_there(open_page: OpenPage, http: httpx.Client) -> None:
     page = open_page()
     expect(page.get_by_role("main")).to_contain_text("No session is open.")
-
     held: list[tuple[Route, APIResponse]] = []
     page.route("**/v1/sessions", lambda route: held.append((route, route.fetch())))
     page.get_by_role("button", name="New session").click()

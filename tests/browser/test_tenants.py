@@ -100,12 +100,8 @@ def tenants_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def of(tenants_server: str) -> Iterator[dict[str, httpx.Client]]:
     """A client of each tenant; none has a session before the test."""
     with ExitStack() as ends:
-        clients = {
-            name: ends.enter_context(
-                httpx.Client(base_url=tenants_server, headers={"Authorization": f"Bearer {name}"}, timeout=60)
-            )
-            for name in ROLES
-        }
+        keyed = {name: httpx.Client(base_url=tenants_server, headers={"X-Api-Key": name}, timeout=60) for name in ROLES}
+        clients = {name: ends.enter_context(client) for name, client in keyed.items()}
         close_all(clients["ops"])
         yield clients
 
@@ -181,9 +177,7 @@ def test_the_first_screen_names_what_is_wrong(open_page: OpenPage, tmp_path: Pat
 
 
 def test_vectors_of_the_last_key_are_not_shown(open_page: OpenPage, of: dict[str, httpx.Client]) -> None:
-    addresses = {
-        name: str(client.base_url.join(f"/#/sessions/{open_session(client)}/model")) for name, client in of.items()
-    }
+    addresses = {name: f"{each.base_url}/#/sessions/{open_session(each)}/model" for name, each in of.items()}
     page = open_page(addresses["acme"], refusals=True)
     ours = {"name": "our-vector", "size": 64, "dtype": "F32", "norm": 1.0}
     page.route("**/v1/vectors", lambda route: route.fulfill(json={"data": [ours]}))

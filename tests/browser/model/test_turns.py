@@ -181,7 +181,6 @@ def test_the_watch_of_a_pause_ends_with_its_turn_and_one_that_was_asked_for_outl
 
 def test_what_others_have_just_removed_or_armed_is_no_obstacle(http: httpx.Client, open_page: OpenPage) -> None:
     inside = Inside(http, open_page, refusals=True)
-
     others: list[Callable[[], object]] = []
 
     def others_are_sooner(route: Route) -> None:

@@ -13,7 +13,6 @@ from tests.browser.session.conftest import GREEDY, LONG, OnSession, panel
 
 pytestmark = pytest.mark.browser
 
-
 MOST_DRAWN = 2000
 
 

@@ -177,7 +177,6 @@ def test_a_resume_that_breaks_off_brings_the_prompt_back_only_if_it_is_lost(on: 
 def test_a_turn_that_breaks_off_empties_its_field_only_if_the_session_has_the_prompt(on: OnSession) -> None:
     page = on.open(refusals=True)
     view = re.compile(f"/v1/sessions/{on.id}$")
-
     seen: list[Route] = []
 
     def generate(route: Route) -> None:
