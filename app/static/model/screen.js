@@ -69,8 +69,8 @@ function Standing({ desk }) {
       <h1>Inside the model</h1>
       <a href=${linkTo(desk.id)} title=${desk.id}><${Named} view=${view} /></a>
       <p role="status"><${Place} view=${view} /></p>
+      ${view.checkpoint && html`<p class="dim"><${TimeLeft} ...${view.checkpoint} /></p>`}
       <nav class="row" aria-label="Below the lens">${PARTS.map((name) => html`<button class="quiet" onClick=${() => show(name.toLowerCase())}>${name}</button>`)}</nav>
-      ${view.checkpoint && html`<p class="dim left"><${TimeLeft} ...${view.checkpoint} /></p>`}
     </header>
   `;
 }

@@ -47,7 +47,6 @@ const Heading = ({ view }) => html`
     <span class=${`chip tier-${view.kv.tier ?? "none"}`}>KV ${place(view.kv)}</span>
     ${view.forked_from && html`<span class="chip">fork</span>`}
     ${Object.entries(view.metadata).filter(([name]) => name !== "name").map(([name, value]) => html`<span key=${name} class="chip">${name}: ${value}</span>`)}
-    <a class="inside" href=${linkTo(view.id, "model")}>Inside the model</a>
   </header>
 `;
 
@@ -64,7 +63,7 @@ function PauseBanner({ view }) {
 
 /** When a pause ends: people should not be surprised. Nothing if it does not end by itself, or while the server is away: it
  * may have taken the pause with it. */
-export const TimeLeft = ({ expires_at: at }) => at && !isAway() && `The pause ends by itself in ${until(at)}.`;
+export const TimeLeft = ({ expires_at: at }) => at && !isAway() && `It ends by itself in ${until(at)}.`;
 
 /** Whether the server has refused to tell what the session holds. */
 export const isForeign = ({ id, tenant }) => tenant !== null && historyOf(id).value.error?.status === 404;

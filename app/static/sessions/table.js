@@ -48,7 +48,7 @@ const Resume = (waited) => html`<span title=${waits(waited)} style=${{ wordSpaci
 function Returns({ view }) {
   const left = leftOf(view, now.value);
   if (left === null) return html`<span class="dim">–</span>`;
-  return left > 0 ? `in ${coarse(left)}` : html`<span class="late">${coarse(-left)} late</span>`;
+  return left > 0 ? `in ${coarse(left)}` : left > -1 ? "now" : html`<span class="late">${coarse(-left)} late</span>`;
 }
 
 /** Those that are shown. */

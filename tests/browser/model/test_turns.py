@@ -94,8 +94,8 @@ def test_a_paused_turn_that_was_lost_with_the_server_is_explained(open_page: Ope
         inside = Inside(http, open_page, refusals=True)
         inside.pause_at(1)
         length = inside.view["tokens"]
-        expect(inside.page.get_by_text("The pause ends by itself in")).to_be_visible()
-    expect(inside.page.get_by_text("The pause ends by itself in")).to_have_count(0)
+        expect(inside.page.get_by_text("It ends by itself in")).to_be_visible()
+    expect(inside.page.get_by_text("It ends by itself in")).to_have_count(0)
     figures = inside.page.get_by_role("banner").get_by_text("smollm2-135m-instruct · cpu · float32")
     assert figures.evaluate("text => text.offsetHeight <= text.parentElement.clientHeight")
     with serve(**kept, port=int(url.rpartition(":")[2])):
