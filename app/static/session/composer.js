@@ -92,7 +92,7 @@ function Settings({ draft, change, error }) {
   return html`
     <div class="fields">
       ${MAIN.map(field)}
-      <${Setting} rows="1" name="stop" label="Stop at" hint="one text a line" value=${draft.stop} error=${error}
+      <${Setting} rows="1" name="stop" label="Stop at" hint="one a line" value=${draft.stop} error=${error}
         onInput=${(stop) => change({ stop })} />
     </div>
     <details open=${draft.more || isBelow} onToggle=${({ target }) => change({ more: target.open })}>

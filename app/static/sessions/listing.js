@@ -4,7 +4,7 @@ import { nameOf } from "../lib/format.js";
 import { perKey } from "../state/per_key.js";
 import { asked, tell } from "../state/route.js";
 import { all, revision } from "../state/sessions.js";
-import { bytesIn, bytesOf, leftOf, placeOf, tagsOf } from "./looks.js";
+import { bytesIn, bytesOf, leftOf, lookOf, placeOf, tagsOf } from "./looks.js";
 
 /** What may be chosen; sessions pass that have one of the chosen values, or any if none is chosen. */
 export const FACETS = [
@@ -31,7 +31,7 @@ export const isRoomy = signal(false);
 /** What a column is sorted by. */
 const ORDERS = {
   name: (view) => nameOf(view).toLowerCase(),
-  state: (view) => view.state + view.phase,
+  state: (view) => lookOf(view).key,
   tokens: (view) => view.tokens,
   bytes: bytesOf,
   device: (view) => bytesIn(view, "device"),

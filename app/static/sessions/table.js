@@ -9,7 +9,7 @@ import { html } from "../lib/html.js";
 import { CloseButton, closing } from "../shell/close.js";
 import { Button, Named } from "../shell/controls.js";
 import { Icon } from "../shell/icons.js";
-import { isPast } from "../state/connection.js";
+import { isAway, isPast } from "../state/connection.js";
 import { perSession } from "../state/per_key.js";
 import { go, linkTo } from "../state/route.js";
 import { ids, sessionOf, stateWord } from "../state/sessions.js";
@@ -22,9 +22,9 @@ const size = (count) => (count === 0 ? html`<span class="dim">${bytes(0)}</span>
 
 /** `by` is what a column is sorted by; `width` is in pixels. A phone has room for some; what can be done there is on a session's screen. */
 const COLUMNS = [
-  { title: "Session", by: "name", width: 192, onPhone: 132, cell: (view) => html`<${Name} view=${view} />` },
-  { title: "Tags", width: 110, cell: (view) => html`<${Tags} view=${view} />` },
-  { title: "State", by: "state", width: 126, onPhone: 122, cell: (view) => html`<${State} view=${view} />` },
+  { title: "Session", by: "name", width: 200, onPhone: 150, cell: (view) => html`<${Name} view=${view} />` },
+  { title: "Tags", width: 120, cell: (view) => html`<${Tags} view=${view} />` },
+  { title: "State", by: "state", width: 104, onPhone: 104, cell: (view) => html`<${State} view=${view} />` },
   { title: "Tokens", by: "tokens", width: 70, onPhone: 56, isNumber: true, cell: (view) => number(view.tokens) },
   ...TIERS.map((by) => ({ title: tierName[by], by, width: 68, isNumber: true, cell: (view) => size(bytesIn(view, by)) })),
   { title: "Queue, restore, prefill", about: "what the last turn's first token waited for", by: "resume", width: 172, isNumber: true, cell: (view) => html`<${Resume} ...${view.usage.resume_ms} />` },
@@ -34,9 +34,8 @@ const COLUMNS = [
 
 const Name = ({ view }) => html`<a class="name" href=${linkTo(view.id)} title=${view.id}><${Named} view=${view} /></a>`;
 
-/** The phase tells more than the state, unless a turn is under way. */
-const State = ({ view }) => html`<b class="swatch ${lookOf(view).key}" aria-hidden="true"><${Icon} name=${lookOf(view).key} /></b>${stateWord(view)}
-  ${whyNoPhase(view) === null && html` <span class="dim">${view.phase}</span>`}`;
+/** In the words of the board, but of a server that is away it is what the session did. */
+const State = ({ view }) => html`<b class="swatch ${lookOf(view).key}" aria-hidden="true"><${Icon} name=${lookOf(view).key} /></b>${isAway() ? stateWord(view) : lookOf(view).word}`;
 
 function Tags({ view }) {
   const tags = [...tagsOf(view).filter((tag) => !tag.startsWith("name: ") && !tag.startsWith(`${grouping.value}: `)), ...(view.tenant === null ? [] : [`tenant ${view.tenant}`])];

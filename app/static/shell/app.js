@@ -70,7 +70,7 @@ function Gone({ id }) {
   return html`<${Empty} title=${last ? `Session ${shortId(id)} is closed` : "There is no such session"}>
     ${last ? `Since ${moment(last.at)}. Below is what the server remembers of ${id}.` : `${id} is closed, or another tenant's.`}
     ${" "}<a href="#/">See all ${counted(ids.value.length, "session")}</a>.
-  <//>${last && html`<div class="session"><${Timeline} view=${{ id }} end=${last.at} /></div>`}`;
+  <//>${last && html`<div class="session gone"><${Timeline} view=${{ id }} end=${last.at} /></div>`}`;
 }
 
 /** The address is the screen's, so a link inside the page must not change it. */

@@ -109,14 +109,15 @@ function Rest() {
 }
 
 /** Pixels of a letter, of what is beside a name, and the height of a cell that has one. */
-const [LETTER, BESIDE, LEAST_HEIGHT] = [6.7, 24, 12];
+const [LETTER, BESIDE, LEAST_HEIGHT] = [6.9, 24, 12];
 
-/** As much of a name as its cell has room for. Agents of one kind differ in its end; a small cell has its initials. */
+/** As much of a name as its cell has room for, with the end in which agents of one kind differ; a small cell has initials. */
 function fitted(name, { width, height }) {
   const [letters, room] = [[...name], Math.max(0, Math.floor((width - BESIDE) / LETTER))];
   if (height < LEAST_HEIGHT) return "";
   if (letters.length <= room) return name;
-  if (room > 6) return [...letters.slice(0, room - 4), "…", ...letters.slice(-3)].join("");
+  const end = name.match(/(\W\w{1,3}|\d{1,3})$/)?.[0] ?? "";
+  if (room > 6) return `${letters.slice(0, room - 2 - end.length).join("")}…${end}`;
   const words = name.match(/[\p{L}\p{N}]+/gu) ?? [];
   return (words[1] ? words.map((word) => [...word][0]) : letters).slice(0, room).join("");
 }
@@ -172,7 +173,7 @@ function Ring({ view }) {
 function linesOf(view, tier) {
   const copies = TIERS.filter((each) => each !== tier && bytesIn(view, each) > 0);
   return [
-    ["Session", view.id],
+    [nameOf(view), view.id],
     ...(view.tenant === null ? [] : [["Tenant", view.tenant]]),
     ...(tagsOf(view).length ? [["Metadata", tagsOf(view).join(", ")]] : []),
     ["Doing", `${lookOf(view).word}: ${lookOf(view).means}`],
