@@ -23,8 +23,8 @@ export function SessionScreen({ id }) {
   const { over } = turnOf(id).value;
   return html`
     <div class="session">
-      <${Heading} view=${view} />
-      ${view.checkpoint ? html`<${PauseBanner} view=${view} />` : over && html`<div class="paused panel"><${Failure} error=${over} /></div>`}
+      <div class="over stack"><${Heading} view=${view} />
+      ${view.checkpoint ? html`<${PauseBanner} view=${view} />` : over && html`<div class="paused panel"><${Failure} error=${over} /></div>`}</div>
       <div class="talk stack">
         ${foreign ? html`<${Foreign} view=${view} />` : html`<${Conversation} view=${view} /><${Composer} view=${view} />`}
       </div>

@@ -22,7 +22,7 @@ const size = (count) => (count === 0 ? html`<span class="dim">${bytes(0)}</span>
 
 /** `by` is what a column is sorted by; `width` is in pixels. A phone has room for some; what can be done there is on a session's screen. */
 const COLUMNS = [
-  { title: "Session", by: "name", width: 200, onPhone: 150, cell: (view) => html`<${Name} view=${view} />` },
+  { title: "Session", by: "name", width: 192, onPhone: 150, cell: (view) => html`<${Name} view=${view} />` },
   { title: "Tags", width: 120, cell: (view) => html`<${Tags} view=${view} />` },
   { title: "State", by: "state", width: 104, onPhone: 104, cell: (view) => html`<${State} view=${view} />` },
   { title: "Tokens", by: "tokens", width: 70, onPhone: 56, isNumber: true, cell: (view) => number(view.tokens) },
@@ -57,7 +57,7 @@ const columns = computed(() =>
 /** Pixels of a row; a finger needs more. */
 const height = computed(() => (isRoomy.value || isPhone.value ? 40 : 28));
 const MORE = 6;
-const ACTIONS_WIDTH = 136;
+const ACTIONS_WIDTH = 148;
 
 export function Table() {
   const frame = useRef(null);
