@@ -150,7 +150,7 @@ function Spot({ view, tier, place, isCopy, glides, passes }) {
       transform: `translate(${x + place.x}px, ${y + place.y}px)`,
       width: `${place.width}px`,
       height: `${place.height}px`,
-      "--full": `${Math.round((100 * bytesIn(view, tier)) / place.holds)}%`,
+      "--full": `${Math.round((115 * bytesIn(view, tier)) / place.holds)}%`, // a sliver that is free would be none
       fontSize: `${Math.min(12, place.height - 1)}px`,
     }}
     tabindex="-1" disabled=${!passes} data-id=${view.id} data-tier=${tier}
