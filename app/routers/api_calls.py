@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from fastapi import Depends, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BeforeValidator, StringConstraints
+from pydantic import BeforeValidator
 from starlette.datastructures import Headers
 
 from app.domain.errors import (
@@ -55,9 +55,11 @@ MOMENT_S = 2.0
 MAX_FREED_ALONE = 4
 """Of the tools of one call: each costs another compilation."""
 SessionHeader = Annotated[
-    Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME), BeforeValidator(header_text)] | None,
+    Annotated[str, BeforeValidator(header_text)] | None,
     Header(
         alias=SESSION_HEADER,
+        min_length=1,
+        max_length=MAX_NAME,
         description="binds the call to a session: a session id, or any name, whose first use opens a session",
     ),
 ]
