@@ -122,7 +122,7 @@ def test_filters_by_text_and_by_what_sessions_do(open_page: OpenPage, http: http
     page.get_by_label("Find an id or a tag").fill("BOB")
     expect(rows(page)).to_have_count(1)
     expect(row(page, held)).to_be_visible()
-    expect(facet(page, "State", "idle")).to_have_text(re.compile("1$"))
+    expect(facet(page, "State", "compute")).to_have_text(re.compile("1$"))
     expect(page.locator(f'.cell[data-id="{paused}"]')).to_be_disabled()
     page.get_by_label("Find an id or a tag").fill("nobody")
     expect(page.get_by_role("main")).to_contain_text("No session passes the filters")
@@ -241,7 +241,7 @@ def test_groups_fold_and_park_together_and_an_address_keeps_how_the_table_looks(
     expect(roomy).to_have_attribute("aria-pressed", "true")
     expect(heads).to_have_count(3)
     page.keyboard.press("Control+k")
-    page.get_by_role("combobox", name="Name").fill("by phase")
+    page.get_by_role("combobox", name="Name").fill("by state")
     page.keyboard.press("Enter")
     expect(heads).to_contain_text(["compute 3 sessions", "io_wait 2 sessions"])
 

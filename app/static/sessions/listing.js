@@ -4,15 +4,14 @@ import { nameOf } from "../lib/format.js";
 import { perKey } from "../state/per_key.js";
 import { asked, tell } from "../state/route.js";
 import { all, revision } from "../state/sessions.js";
-import { bytesIn, bytesOf, leftOf, lookOf, placeOf, tagsOf } from "./looks.js";
+import { bytesIn, bytesOf, leftOf, lookOf, LOOKS, placeOf, tagsOf } from "./looks.js";
 
 /** What may be chosen; sessions pass that have one of the chosen values, or any if none is chosen. */
 export const FACETS = [
-  { key: "state", title: "State", values: ["idle", "queued", "running", "paused"], of: (view) => view.state },
-  { key: "phase", title: "Phase", values: ["compute", "io_wait", "ready", "idle"], of: (view) => view.phase },
+  { key: "state", title: "State", values: LOOKS.map(({ key }) => key), of: (view) => lookOf(view).key },
   { key: "tier", title: "Tier", values: ["device", "host", "disk", "moving", "none"], of: placeOf },
 ];
-const NONE = { state: [], phase: [], tier: [] };
+const NONE = { state: [], tier: [] };
 
 export const text = perKey("");
 /** The chosen values by facet. */
