@@ -19,9 +19,9 @@ from app.cluster.moves.draining import Balance, Draining
 from app.cluster.moves.talk import PeerCalls
 from app.cluster.owners import Owners
 from app.cluster.prefill import Prefill
-from app.cluster.tasks import Tasks
 from app.domain.errors import DirectoryAway, DjinnError
 from app.domain.homes import home_of
+from app.domain.tasks import Tasks
 from app.openai.response_store import ResponseStore
 from app.sessions.named import BoundSessions
 from app.sessions.registry import SessionRegistry

@@ -18,6 +18,7 @@ import math
 import socket
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -47,6 +48,8 @@ WAITING = 64
 """Messages of this replica's own answer that may wait for their reader."""
 REPEATABLE = (b"GET", b"HEAD", b"OPTIONS")
 """Methods of requests that do no harm if they are done twice."""
+OF_BODIES = (b"content-length", b"transfer-encoding", b"sec-websocket")
+"""How request headers begin that a GET does not have."""
 HOP_HEADER = b"djinn-hop"
 HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding "
@@ -81,8 +84,8 @@ def target_bytes(scope: Scope) -> bytes:
     return path + b"?" + query if query else path
 
 
-def forwarded(scope: Scope, *, body: bool = True) -> Headers:
-    """A request's headers for another replica. Without `body`, those for a GET in the client's name."""
+def forwarded(scope: Scope) -> Headers:
+    """A request's headers for another replica."""
     headers: Headers = list(scope["headers"])
     found = [(name, value) for name, value in end_to_end(headers) if name not in OWN]
     ways = [value for name, value in headers if name == b"x-forwarded-for"]
@@ -91,9 +94,7 @@ def forwarded(scope: Scope, *, body: bool = True) -> Headers:
         ways.append(client)
     if ways:
         found.append((b"x-forwarded-for", b", ".join(ways)))
-    if not body:
-        found = [each for each in found if each[0] != b"content-length" and not each[0].startswith(b"sec-websocket")]
-    elif any(name == b"transfer-encoding" for name, _ in headers):
+    if any(name == b"transfer-encoding" for name, _ in headers):
         found = [(name, value) for name, value in found if name != b"content-length"]  # RFC 9112, 6.3
         found.append((b"transfer-encoding", b"chunked"))
     found.append((b"x-request-id", scope["state"]["request_id"].encode()))
@@ -107,15 +108,18 @@ class Gone(Exception):
 class Body:
     """The body of one request. It is sent on as it comes, and kept while the request may have to be repeated."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive | None) -> None:
+        """None: the body is empty, and its client stays."""
         self.refusal: DjinnError | None = None
         """Why the body was refused, if it was."""
         self.is_gone = False
         """Whether the client has gone, as far as that was seen."""
-        self._receive = receive
+        self._receive = receive or _nothing
         self._kept: list[bytes] | None = []
         self._room: float = KEPT_BYTES
         self._is_whole = asyncio.Event()
+        if receive is None:
+            self._is_whole.set()
 
     @property
     def can_repeat(self) -> bool:
@@ -143,10 +147,7 @@ class Body:
             if kept:
                 part = kept.pop(0)
                 return {"type": "http.request", "body": part, "more_body": bool(kept) or not self._is_whole.is_set()}
-            message = await self._receive()
-            if message["type"] == "http.request" and not self._is_whole.is_set():
-                self._keep(message)
-            return message
+            return await self._next()
 
         return receive
 
@@ -154,7 +155,7 @@ class Body:
         """End the connection when the client has gone. That is noticed only once its body is whole."""
         await self._is_whole.wait()
         while not self.is_gone:
-            self.is_gone = (await self._receive())["type"] == "http.disconnect"
+            await self._next()
         wire.abort()
 
     async def _parts(self) -> AsyncIterator[bytes]:
@@ -167,25 +168,36 @@ class Body:
 
     async def _take(self) -> bytes:
         try:
-            message = await self._receive()
+            message = await self._next()
         except (DjinnError, HTTPException) as error:
             self.refusal = error if isinstance(error, DjinnError) else TooLarge(error.detail)
             raise Gone from error
+        if self.is_gone:
+            raise Gone
+        part: bytes = message.get("body", b"")
+        return part
+
+    async def _next(self) -> Message:
+        """What the client sends next. It is kept if it is of the body."""
+        message = await self._receive()
         if message["type"] == "http.disconnect":
             self.is_gone = True
-            raise Gone
-        return self._keep(message)
+        elif not self._is_whole.is_set():
+            part = message.get("body", b"")
+            self._room -= len(part)
+            if self._room < 0:
+                self._kept = None
+            if self._kept is not None and part:
+                self._kept.append(part)
+            if not message.get("more_body", False):
+                self._is_whole.set()
+        return message
 
-    def _keep(self, message: Message) -> bytes:
-        part: bytes = message.get("body", b"")
-        if not message.get("more_body", False):
-            self._is_whole.set()
-        self._room -= len(part)
-        if self._room < 0:
-            self._kept = None
-        if self._kept is not None and part:
-            self._kept.append(part)
-        return part
+
+async def _nothing() -> Message:
+    """A client that has no more to send, and stays."""
+    await asyncio.Event().wait()
+    raise AssertionError
 
 
 @dataclass(slots=True)
@@ -220,12 +232,10 @@ class Hops:
         self.key = key
         self.inside: ASGIApp
         """What answers requests at this server."""
-        self.idle = asyncio.Event()
-        """Set while no answer is being passed to a client."""
-        self.idle.set()
+        self.passing_on = 0
+        """How many answers are passed to clients. Those to a GET do not count: a live stream has no end."""
         self._wires = Wires()
         self._changed = changed
-        self._passing = 0
         self._under_way: defaultdict[str, set[Callable[[], object]]] = defaultdict(set)
         """Functions that end a connection at once, by the replica's name."""
         self._watches: dict[str, asyncio.Task[None]] = {}
@@ -262,8 +272,8 @@ class Hops:
             async with self._asking_here(scope, body.again()) as answer:
                 yield answer
             return
-        self._passing += 1
-        self.idle.clear()
+        counts = scope["method"] != "GET"
+        self.passing_on += counts
         try:
             content, method = await body.content(), scope["method"].encode()
             asked = self.asking(replica, method, target_bytes(scope), forwarded(scope), content, body)
@@ -274,32 +284,17 @@ class Hops:
                 raise Gone from None
             raise
         finally:
-            self._passing -= 1
-            if not self._passing:
-                self.idle.set()
+            self.passing_on -= counts
 
-    @contextlib.asynccontextmanager
-    async def getting(self, replica: Replica, scope: Scope, path: bytes = b"") -> AsyncIterator[Answer]:
+    def getting(self, replica: Replica, scope: Scope, path: bytes = b"") -> AbstractAsyncContextManager[Answer]:
         """The replica's answer to a GET in the name of the client whose request has that `scope`: of the request's
         path, or of another. Raises `ReplicaAway`, `ReplicaLost`.
         """
-        target, headers = path or target_bytes(scope), forwarded(scope, body=False)
-        if replica is not self.fleet.own:
-            async with self.asking(replica, b"GET", target, headers) as answer:
-                yield answer
-            return
-        raw_path, _, query = target.partition(b"?")
+        raw_path, _, query = (path or target_bytes(scope)).partition(b"?")
+        headers = [each for each in scope["headers"] if not each[0].startswith(OF_BODIES)]
         asked = {**scope, "type": "http", "method": "GET", "headers": headers, "raw_path": raw_path}
         asked |= {"path": unquote(raw_path.decode("latin-1")), "query_string": query}
-        to_come: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
-
-        async def receive() -> Message:
-            if not to_come:
-                await asyncio.Event().wait()  # for ever: who asks ends the task instead
-            return to_come.pop()
-
-        async with self._asking_here(asked, receive) as answer:
-            yield answer
+        return self.passing(replica, asked, Body(None))
 
     async def get(
         self, replicas: Iterable[Replica], scope: Scope, path: bytes, patience_s: float

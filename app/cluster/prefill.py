@@ -17,9 +17,9 @@ import msgspec
 
 from app.cluster.fleet import Fleet, Replica
 from app.cluster.moves.talk import PREFIX, Offered, PeerCalls, Way, give, model_of
-from app.cluster.tasks import Tasks
 from app.domain.errors import DjinnError, PeerAway, PeerFull, PeerMismatch, WrongState
 from app.domain.homes import new_session_id
+from app.domain.tasks import Tasks
 from app.domain.values import SamplingParams, StopRule
 from app.messages import Close, ComputePrompt, Lacking, Open, ReceivedPrompt, ReceivePrompt, SendPrompt, SentKV, Submit
 from app.sessions.registry import SessionRegistry

@@ -13,9 +13,9 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from websockets.frames import CloseCode
 
 from app.cluster.fleet import Replica
-from app.cluster.hop import HOP_HEADER, Hops, end_to_end, forwarded, moved_to, target_bytes
-from app.cluster.owners import RESPONSES, Owner, Owners, path_of, previous_response
-from app.cluster.wires import CONNECT_S, Headers
+from app.cluster.hop import HOP_HEADER, Hops, end_to_end, forwarded, target_bytes
+from app.cluster.owners import RESPONSES, Owner, Owners, previous_response
+from app.cluster.wires import CONNECT_S
 from app.domain.errors import DjinnError, ReplicaAway, ReplicaLost, ReplicaMoving
 from app.domain.text import header_text
 from app.web.middleware import SESSION_HEADER, TOKEN_HEADER
@@ -55,86 +55,59 @@ class Sockets:
             if is_open:
                 await send({"type": "websocket.accept"})
                 before.append(await receive())
-            owner = await (self._owner_by(before[1], scope) if is_open else self._named(scope))
-            await self._serve_at(owner, scope, before, receive, send)
+            owner = await self._owner(scope, before[1] if is_open else None)
+            await self._serve_at(owner.replica, scope, before, receive, send)
         except DjinnError as error:
             if not is_open:
                 raise
             await _close(send, CloseCode.TRY_AGAIN_LATER, error.message)
 
-    async def _owner_by(self, first: Message, scope: Scope) -> Owner:
-        """The owner that a connection's first message names. Raises `DjinnError`."""
-        content = _content(first) if first["type"] == "websocket.receive" else b""
+    async def _owner(self, scope: Scope, first: Message | None) -> Owner:
+        """Who has what the headers name, or the first message. A connection goes to one replica alone, so another one
+        is asked before whether the session has moved on. Raises `DjinnError`.
+        """
+        content = b"" if first is None or first["type"] != "websocket.receive" else _content(first)
         previous = previous_response(content if isinstance(content, bytes) else content.encode())
-        if previous is None:
-            return await self._named(scope)
-        owner = await self._owners.of_response(previous, scope)
-        if owner.seek is None:  # it is here
-            return owner
-        # A first message can be sent to one replica alone: its former home says now whether it has moved on.
-        told = await self._hops.get([owner.replica], scope, path_of(previous), ANSWER_S)
-        if not told:
-            raise ReplicaAway(f"replica {owner.replica.name} does not answer: try again")
-        return await self._moved(owner, moved_to(told[owner.replica.name][0].headers)) or owner
+        owner = await (self._named(scope) if previous is None else self._owners.of_response(previous, scope))
+        if owner.seek is not None and owner.key is not None:
+            with contextlib.suppress(ReplicaAway):  # whoever has it, or the owner knows better
+                if (home := await owner.seek()) is not None and home is not owner.replica:
+                    await self._owners.moved(owner.key, home.name)
+                    return Owner(home)
+        return owner
 
-    async def _moved(self, owner: Owner, name: str | None) -> Owner | None:
-        """Where the session is now, if the replica of that name is known. Raises `ReplicaAway`."""
-        home = self._hops.fleet.find(name)
-        if home is None or owner.key is None:
-            return None
-        await self._owners.moved(owner.key, home.name)
-        return Owner(self._hops.fleet.reachable(home.name), owner.key)
-
-    async def _serve_at(self, owner: Owner, scope: Scope, before: list[Message], receive: Receive, send: Send) -> None:
-        """Serve it at that owner, or where the session has moved. `before` are messages that were received already: the
-        handshake, and the first message if the handshake was answered.
+    async def _serve_at(
+        self, replica: Replica, scope: Scope, before: list[Message], receive: Receive, send: Send
+    ) -> None:
+        """Serve it at that replica. `before` are messages that were received already: the handshake, and the first
+        message if the handshake was answered.
         """
         is_open = len(before) > 1
 
         async def receive_again() -> Message:
             return before.pop(0) if before else await receive()
 
-        denied: Headers | None = None
-
-        async def send_own(message: Message) -> None:
-            nonlocal denied
-            is_denial = message["type"] == "websocket.http.response.start"
-            if is_denial and (is_open or moved_to(message["headers"]) is not None):
-                denied = message["headers"]
-            if denied is None and not (is_open and message["type"] == "websocket.accept"):
+        async def send_once(message: Message) -> None:
+            if not (is_open and message["type"] == "websocket.accept"):
                 await send(message)
 
-        for is_last in (False, True):
-            if owner.replica is self._hops.fleet.own:
-                await self._app(scope, receive_again, send_own)
-                if denied is None:
-                    return
-                moved = moved_to(denied)
-            else:
-                try:
-                    connection = await self._connect(owner.replica, scope)
-                    break
-                except InvalidStatus as refused:
-                    answer = refused.response
-                    items = [
-                        (name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers.raw_items()
-                    ]
-                    headers = [each for each in end_to_end(items) if each[0] != b"content-length"]
-                    moved = moved_to(headers)
-                    if moved is None and not is_open:
-                        start = {"type": "websocket.http.response.start", "status": answer.status_code}
-                        await send({**start, "headers": headers})
-                        await send({"type": "websocket.http.response.body", "body": answer.body or b""})
-                        return
-            next_owner = None if is_last else await self._moved(owner, moved)
-            if next_owner is None:
-                raise ReplicaMoving("the session moves on, or is refused there: connect again")
-            owner = next_owner
-        if not is_open:
-            await send({"type": "websocket.accept", "subprotocol": connection.subprotocol})
-        if before and before[0]["type"] == "websocket.connect":
-            del before[0]
-        await self._join(owner.replica, connection, receive_again, send)
+        if replica is self._hops.fleet.own:
+            await self._app(scope, receive_again, send_once)
+            return
+        try:
+            connection = await self._connect(replica, scope)
+        except InvalidStatus as refused:
+            answer = refused.response
+            if is_open:
+                raise ReplicaMoving("the session moves on, or is refused there: connect again") from None
+            items = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers.raw_items()]
+            headers = [each for each in end_to_end(items) if each[0] != b"content-length"]
+            await send({"type": "websocket.http.response.start", "status": answer.status_code, "headers": headers})
+            await send({"type": "websocket.http.response.body", "body": answer.body or b""})
+            return
+        await send_once({"type": "websocket.accept", "subprotocol": connection.subprotocol})
+        del before[0]
+        await self._join(replica, connection, receive_again, send)
 
     async def _connect(self, replica: Replica, scope: Scope) -> ClientConnection:
         """Raises `ReplicaAway`, `ReplicaLost`, `InvalidStatus` with the answer of a replica that refuses."""

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, aclosing
 
 import orjson
 
+from app.domain.tasks import Tasks
 from app.openai.response_events import Event
 from app.web.sse import sse_event
 
@@ -65,15 +66,13 @@ class BackgroundResponses:
         self._bytes = 0
         self._followed: OrderedDict[str, Followed] = OrderedDict()
         """By the id of the response, those that began first in front."""
-        self._running: set[asyncio.Task[None]] = set()
+        self._running = Tasks()
 
     def begin(self, response_id: str, events: AsyncGenerator[Event, None], cleanup: AsyncExitStack) -> Followed:
         """Read the events of a response to their end, whoever follows them, and unwind `cleanup` then."""
         followed = Followed()
         self._followed[response_id] = followed
-        task = asyncio.create_task(self._read(response_id, events, cleanup))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._running.start(self._read(response_id, events, cleanup))
         return followed
 
     def find(self, response_id: str) -> Followed | None:
@@ -88,13 +87,7 @@ class BackgroundResponses:
 
     async def close(self) -> None:
         """Cancel those that still run, as the server ends."""
-        running = self._running
-        if running:  # of a turn that has just come to its end, the response is not kept yet
-            _, running = await asyncio.wait(running, timeout=LATE_S)
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running)
+        await self._running.close(LATE_S)  # of a turn that has just come to its end, the response is not kept yet
 
     async def _read(self, response_id: str, events: AsyncGenerator[Event, None], cleanup: AsyncExitStack) -> None:
         followed = self._followed[response_id]

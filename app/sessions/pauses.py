@@ -12,6 +12,7 @@ from app.domain.activations import CheckpointInfo
 from app.domain.breakpoints import NEXT_BREAKPOINT, OnTimeout, Until
 from app.domain.errors import DjinnError, FieldOutOfRange
 from app.domain.points import boundary_of, place_of
+from app.domain.tasks import Tasks
 from app.domain.values import FinishReason, SessionState
 from app.engine_process.executor import EngineExecutor
 from app.engine_process.turn import Turn
@@ -34,7 +35,7 @@ class Pauses:
         self._executor = executor
         self._table = table
         self._keeper = keeper
-        self._reading: set[asyncio.Task[None]] = set()
+        self._reading = Tasks()
         """Reads turns that a timeout has resumed."""
 
     def cancel(
@@ -140,9 +141,7 @@ class Pauses:
         if session.pause_limit.on_timeout is OnTimeout.ABORT:
             self.cancel(session, session.turn)
             return
-        task = asyncio.create_task(self._read_on(session, self.resume(session, NEXT_BREAKPOINT)))
-        self._reading.add(task)
-        task.add_done_callback(self._reading.discard)
+        self._reading.start(self._read_on(session, self.resume(session, NEXT_BREAKPOINT)))
 
     async def _read_on(self, session: Session, reader: TurnReader) -> None:
         """Read to the next pause or the end: its stop strings still count."""

@@ -14,6 +14,7 @@ import orjson
 from starlette.types import Scope
 
 from app.domain.errors import FieldOutOfRange
+from app.domain.tasks import Tasks
 from app.logs import method_of, route_of, session_of
 from app.machine.files import counted
 from app.settings import Settings
@@ -104,7 +105,7 @@ class Tenancy:
         self.quotas = TenantQuotas(self.directory, clock)
         self.audit = None if settings.audit_log is None else AuditLog(settings.audit_log.expanduser(), clock)
         self._reading = asyncio.Lock()
-        self._readings: set[asyncio.Task[None]] = set()
+        self._readings = Tasks()
 
     @property
     def has_files(self) -> bool:
@@ -121,9 +122,7 @@ class Tenancy:
         if self.audit is not None:
             self.audit.reopen()
         if self._file is not None:
-            reading = asyncio.create_task(self._read_again(self._file))
-            self._readings.add(reading)
-            reading.add_done_callback(self._readings.discard)
+            self._readings.start(self._read_again(self._file))
 
     async def _read_again(self, file: Path) -> None:
         async with self._reading:  # one after the other: what was read last holds

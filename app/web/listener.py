@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from app.domain.errors import FieldOutOfRange, TooManyConnections
+from app.domain.tasks import Tasks
 from app.telemetry.metrics import ConnectionMetrics, Refused
 from app.web.connections import ONCE_PER_MINUTE, Connection, ConnectionTable, Lingering, origin_of
 from app.web.protocol import last_answer
@@ -49,7 +50,7 @@ class Listener:
     _table: ConnectionTable
     _metrics: ConnectionMetrics
     _make_protocol: Callable[[Connection], asyncio.Protocol]
-    _opening: set[asyncio.Task[None]] = field(default_factory=set)
+    _opening: Tasks = field(default_factory=Tasks)
     _lingering: Lingering = field(default_factory=Lingering)
     _retry: asyncio.TimerHandle | None = None
 
@@ -98,9 +99,7 @@ class Listener:
         connection = self._table.open(origin)
         own = AcceptedSocket(accepted.family, accepted.type, accepted.proto, fileno=accepted.detach())
         own.on_close = lambda ended: self._close(connection, ended)
-        task = asyncio.create_task(self._open(own, connection))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        self._opening.start(self._open(own, connection))
 
     async def _open(self, accepted: AcceptedSocket, connection: Connection) -> None:
         try:

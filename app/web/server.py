@@ -290,10 +290,8 @@ class Server(ListeningServer):
         draining.cancel()
         self.close_port()
         if cluster is not None:  # answers of others pass here as long as turns here could run
-            passing = asyncio.create_task(cluster.hops.idle.wait())
-            while not (passing.done() or self.force_exit or time.monotonic() > began + timeout_s):
-                await asyncio.wait({passing}, timeout=0.1)
-            passing.cancel()
+            while cluster.hops.passing_on and not self.force_exit and time.monotonic() < began + timeout_s:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
         if not self.force_exit:
             logger.info("drain: the port is closed; answers under way have %d s", ANSWERS_S)
         await super().shutdown(sockets)

@@ -14,7 +14,7 @@ from tests.cluster.pair import Pair, pair
 def frequent_looks() -> Iterator[None]:
     """Servers on threads look at each other five times as often: tests wait for what they see."""
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in ((hop, "LOOK_S"), (hop, "LOOK_PATIENCE_S"), (draining, "BALANCE_S"), (cluster, "SAY_S")):
+        for module, name in ((hop, "LOOK_S"), (draining, "BALANCE_S"), (cluster, "SAY_S")):
             patch.setattr(module, name, getattr(module, name) / 5)
         yield
 

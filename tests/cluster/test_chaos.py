@@ -1,7 +1,9 @@
 """Whatever ends, hangs, vanishes or comes back: no turn is wrong or lost, no name has two sessions, no wait is long."""
 
+import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -86,10 +88,27 @@ def test_the_store_dies(cluster: Cluster, load: Load) -> None:
     load.go_on(1)
 
 
-def test_a_door_dies(cluster: Cluster, load: Load) -> None:
-    cluster.kill(0)
-    load.go_on(2, agents=elsewhere(load, 0))
-    cluster.start(0)
+def test_a_door_dies_and_its_folder_is_copied_and_emptied(cluster: Cluster, load: Load) -> None:
+    folder, kept = cluster.state(2), cluster.folder / "kept"
+    shutil.copytree(folder, cluster.state(3), ignore=shutil.ignore_patterns("kv"))
+    assert "not ended in order" in cluster.refused(3, "r2")
+    cluster.kill(2)
+    folder.rename(kept)
+    assert "is its volume mounted?" in cluster.refused(2, "r2")
+    load.go_on(2, agents=elsewhere(load, 2))
+    kept.rename(folder)
+    cluster.start(2)
+
+
+def test_several_doors_choose_for_one_name(cluster: Cluster, load: Load) -> None:
+    asked, doors = {"model": MODEL, "prompt": [5], "max_tokens": 1}, (0, 1, 2) * 2
+    agent = Agent(0)
+    with agent.http, ThreadPoolExecutor() as pool:
+        for number in range(20):
+            name = {"X-Session-ID": f"both {number}"}
+            urls = (f"{cluster.url(door)}/v1/completions" for door in doors)
+            found = pool.map(lambda url, name=name: agent.ask("POST", url, name, asked).headers["X-Session-ID"], urls)  # type: ignore[misc]
+            assert len(set(found)) == 1
 
 
 def test_a_replica_comes_and_goes(cluster: Cluster, load: Load) -> None:

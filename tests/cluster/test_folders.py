@@ -52,19 +52,13 @@ def test_an_empty_or_old_folder_is_refused_and_the_right_one_goes_on(both: Pair,
     folder, away, old = tmp_path / "a", tmp_path / "away", tmp_path / "old"
     shutil.copytree(folder, old)
     both.moved(moved)
-    shutil.copytree(folder, tmp_path / "copy")
-    folder.rename(away)
-    (tmp_path / "copy").rename(folder)
-    assert "not ended in order" in refused(both)  # a copy, beside the living one
     both.end("a")  # in order
-    assert "older copy" in refused(both)
-    shutil.rmtree(folder)
+    folder.rename(away)
     assert "is its volume mounted?" in refused(both)  # an empty one
     shutil.rmtree(folder)
     old.rename(folder)
     assert "older copy" in refused(both)  # of before the move
-    for _ in range(3):
-        assert "older copy" in refused(both)  # whoever restarts it again and again
+    assert "older copy" in refused(both)  # whoever restarts it again
     shutil.rmtree(folder)
     away.rename(folder)
     both.start("a")
@@ -138,9 +132,7 @@ def test_a_request_leaves_one_line_in_the_audit_log_where_it_was_made(tmp_path: 
             servers.start(name, "--tenants", str(file), "--audit-log", str(logs[name]))
         servers.headers = bearer("acme")
         with behind(servers, "b") as http:
-            session = ""
-            while not session.startswith("ses_a_"):  # which `b` may see late
-                session = http.post("/v1/sessions", json={}).json().get("id", "")
+            session = servers.a.post("/v1/sessions", json={}, headers=bearer("acme")).json()["id"]
             for path in (f"/v1/sessions/{session}", "/v1/memory"):
                 wait_until(lambda path=path: http.get(path).is_success)  # type: ignore[misc]
             wait_until(lambda: "/v1/memory" in logs["b"].read_text())

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from app.cluster import hop
 from app.cluster.key import ClusterKey
 from app.cluster.membership import name_key
 from tests.cluster.doors import Door, Known, serving_door, serving_stub
@@ -192,11 +193,14 @@ def test_what_came_over_a_hop_is_not_sent_on(stubs: Stubs) -> None:
 
 @pytest.mark.parametrize("sign", ["its lease has run out", "it does not answer looks"])
 @pytest.mark.parametrize("what", ["turn", "WebSocket"])
-def test_what_is_under_way_is_cut_when_its_replica_is_lost(stubs: Stubs, sign: str, what: str) -> None:
+def test_what_is_under_way_is_cut_when_its_replica_is_lost(
+    stubs: Stubs, sign: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hop, "LOOK_PATIENCE_S", hop.LOOK_PATIENCE_S / 5)
     stubs.a.hangs, stubs.b.lacks = True, {OTHER}
     with ThreadPoolExecutor() as threads:
         asking = threads.submit(stubs.turn if what == "turn" else stubs.listen, OTHER)
-        wait_until(lambda: stubs.a.asked == 1)
+        wait_until(lambda: stubs.a.asked == (1 if what == "turn" else 2))  # it is asked before it is connected to
         if sign == "its lease has run out":
             stubs.door.known.members.pop("a")
         else:

@@ -61,17 +61,6 @@ def test_nothing_else_does(servers: Pair) -> None:
     assert code(ask(servers, good, "/v1/cluster/else")) == (404, "not_found")
 
 
-def test_a_server_with_another_key_gets_no_session(tmp_path: Path) -> None:
-    with pair(tmp_path, start=False) as servers:
-        servers.start("a")
-        (tmp_path / "key").write_text("another secret that is long enough to be one")
-        with pytest.raises(FieldOutOfRange, match=r"cluster_key_file: a at http.* has another key"):
-            servers.start("b")
-        session = used_session(servers.a)
-        assert code(servers.move(session)) == (422, "unknown_replica")
-        assert generate(servers.a, session, [9])["status"] == "finished"
-
-
 def test_a_peer_that_is_away_or_another_gets_none(tmp_path: Path) -> None:
     with pair(tmp_path, start=False, flags={"b": ("--model", "random:tiny-gpt2")}) as servers:
         a = servers.start("a")

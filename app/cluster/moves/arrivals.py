@@ -32,7 +32,6 @@ from app.cluster.moves.talk import (
     give,
     model_of,
 )
-from app.cluster.tasks import Tasks
 from app.domain.errors import (
     DjinnError,
     EngineRestarting,
@@ -45,6 +44,7 @@ from app.domain.errors import (
     WrongState,
 )
 from app.domain.homes import Taken
+from app.domain.tasks import Tasks
 from app.domain.values import Phase, Residency, SessionId, SessionState
 from app.exports.checks import read_snapshot
 from app.journal.records import Steering

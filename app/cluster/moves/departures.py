@@ -25,7 +25,6 @@ from app.cluster.moves.talk import (
     give,
     model_of,
 )
-from app.cluster.tasks import Tasks
 from app.domain.errors import (
     AlreadyThere,
     DirectoryAway,
@@ -45,6 +44,7 @@ from app.domain.errors import (
     WrongState,
 )
 from app.domain.homes import HomeState, MoveReason, Taken
+from app.domain.tasks import Tasks
 from app.domain.values import SessionId, SessionState
 from app.exports.snapshot import has_room, take_snapshot
 from app.messages import SendKV, SentKV

@@ -36,8 +36,10 @@ class Tasks:
         if error is not None and not isinstance(error, DjinnError):
             logger.error("work in the background has failed", exc_info=error)
 
-    async def close(self) -> None:
-        """Cancel what has not ended."""
+    async def close(self, within_s: float = 0) -> None:
+        """Cancel what has not ended within that many seconds."""
+        if within_s and self._running:
+            await asyncio.wait(self._running, timeout=within_s)
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
