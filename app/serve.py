@@ -143,23 +143,23 @@ def run_cluster(arguments: argparse.Namespace) -> int:
     """Do what the command says; returns the exit status. Raises `DjinnError`."""
     if arguments.action in (FORGET, ENDED):
         return _tell_of_the_gone(arguments.action, arguments.name, arguments.cluster)
-    from app.cluster import command  # imports the web framework
+    from app import replicas  # imports the web framework
 
     settings = settings_of(arguments)
-    for name in command.OF_CLUSTER:
+    for name in replicas.OF_CLUSTER:
         if getattr(settings, name) is not None:
             raise FieldOutOfRange(f"{name}: a cluster names and knows its replicas itself", param=name)
     if settings.bind_by_prefix:
         message = "bind_by_prefix: histories are at one replica each, and no other can tell whose a call continues"
         raise FieldOutOfRange(message, param="bind_by_prefix")
     given = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
-    plan = command.Plan(
+    plan = replicas.Plan(
         replicas=arguments.replicas,
         prefill=arguments.prefill_replicas,
         standby=arguments.standby,
         gpus=arguments.replica_gpus,
     )
-    return command.serve(settings, given, plan)
+    return replicas.serve(settings, given, plan)
 
 
 def _tell_of_the_gone(action: str, name: str, address: str | None) -> int:

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.cluster import command as keepers
-from app.cluster.command import NeverStarted, Plan, Replicas, ReplicaSpec, replica_specs
+from app import replicas as keepers
+from app.replicas import NeverStarted, Plan, Replicas, ReplicaSpec, replica_specs
 from tests.waiting import until
 
 PROGRAM = """

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from app.cli import main
-from app.cluster.command import GO, READY, USAGE_ERROR
 from app.domain.homes import home_of
+from app.replicas import GO, READY, USAGE_ERROR
 from app.web.server import ENGINE_LOST
 from tests.cluster.pair import PROMPT, free_port
 from tests.durability.restarting import generate, open_session
