@@ -163,7 +163,7 @@ def run_cluster(arguments: argparse.Namespace) -> int:
 
 
 def _tell_of_the_gone(action: str, name: str, address: str | None) -> int:
-    from app.cluster.claims import declare_ended, forget, open_store
+    from app.cluster.claims import declare_dead, open_store
 
     if address is None:
         raise FieldOutOfRange("cluster: name the store of the cluster", param="cluster")
@@ -171,11 +171,11 @@ def _tell_of_the_gone(action: str, name: str, address: str | None) -> int:
 
     async def tell() -> None:
         try:
-            if action == ENDED:
-                await declare_ended(store, name)
-                print(f"{name} may be started again, from a copy of its folder too")
+            journal = await declare_dead(store, name, is_lost=action == FORGET)
+            if action == FORGET:
+                print(f"{name} is forgotten: no server can start with its journal {journal} any more")
             else:
-                print(f"{name} is forgotten: no server can start with its journal {await forget(store, name)} any more")
+                print(f"{name} may be started again, from a copy of its folder too")
         finally:
             await store.close()
 

@@ -233,19 +233,11 @@ def _require_free(name: str, found: Record | None, mine: Record, tombs: Containe
         raise FieldOutOfRange(f"replica: {why}", param="replica")
 
 
-async def forget(store: Store, name: str) -> str:
-    """Give up the journal of a replica that is gone for good: its sessions are lost, and the name is free again.
-    Returns the journal's UUID. Raises `FieldOutOfRange` if the name is unknown, or its replica lives, `DirectoryAway`.
+async def declare_dead(store: Store, name: str, *, is_lost: bool) -> str:
+    """Record that a replica's server is dead, so that a copy of its folder may be started. `is_lost`: no server can
+    start with its journal any more, so its sessions are lost, and the name is free again. Returns the journal's UUID.
+    Raises `FieldOutOfRange` if the name is unknown, or its replica lives, and `DirectoryAway`.
     """
-    return await _say_of_the_dead(store, name, is_lost=True)
-
-
-async def declare_ended(store: Store, name: str) -> None:
-    """Record that a replica's server is dead, so that a copy of its folder may be started. Raises like `forget`."""
-    await _say_of_the_dead(store, name, is_lost=False)
-
-
-async def _say_of_the_dead(store: Store, name: str, *, is_lost: bool) -> str:
     since = time.monotonic()
     while (found := (roster := await Roster.read(store)).members.get(name)) is not None:
         if time.monotonic() - since > PATIENCE_S:

@@ -149,7 +149,7 @@ class Membership:
         """
         with suppress(DirectoryAway):
             if start is not None and not self.is_lost:
-                await self._note(start=start, ended=True, left=self._me.left)
+                await self.note(start=start, ended=True, left=self._me.left)
         await self._store.close()
 
     def say(self, *, ready: bool, left: bool, load: Load | None) -> None:
@@ -200,11 +200,26 @@ class Membership:
         """Set the replica of a key."""
         await self._store.write(f"{PLACE}{key}", f"{replica} {_day()}")
 
-    async def note_moves(self, seq: int) -> None:
-        """Record how many changes of homes the journal has seen, so that older copies of the folder are refused. Called
-        when a session's departure is flushed, before it leaves. Raises `DirectoryAway`: then it may not leave.
+    async def note(self, *, start: int = 0, moves: int = 0, ended: bool = False, left: bool = False) -> None:
+        """Raise the numbers of the record, so that older copies of the folder are refused. `moves` is how many changes
+        of homes the journal has seen: it is recorded when a session's departure is flushed, before it leaves. Raises
+        `DirectoryAway`: then it may not leave.
         """
-        await self._note(moves=seq)
+        async with self._recording:
+            while True:
+                record = self._record
+                numbers = {"start": max(record.start, start), "moves": max(record.moves, moves)}
+                after = replace(record, ended=ended, left=left, **numbers)
+                if after == record:
+                    return
+                if await self._store.swap(f"{JOURNAL}{self.name}", self._text, encode(after)):
+                    self._record, self._text = after, encode(after)
+                    return
+                text = await self._store.read(f"{JOURNAL}{self.name}")
+                found = None if text is None else decode(Record, text)
+                if text is None or found is None or found.attempt != record.attempt:
+                    raise DirectoryAway(f"the cluster's store has no record of {self.name} any more")
+                self._record, self._text = found, text  # an attempt whose answer was lost, or an operator's word
 
     async def bury(self, journal: str) -> None:
         """Forbid all servers to start with that journal. Raises `WrongState` if a living one has it, and
@@ -222,24 +237,6 @@ class Membership:
             return await self._store.read(f"{TOMB}{journal}") is not None
         except DirectoryAway:
             return False
-
-    async def _note(self, *, start: int = 0, moves: int = 0, ended: bool = False, left: bool = False) -> None:
-        """Raise the numbers of the record. Raises `DirectoryAway`."""
-        async with self._recording:
-            while True:
-                record = self._record
-                numbers = {"start": max(record.start, start), "moves": max(record.moves, moves)}
-                after = replace(record, ended=ended, left=left, **numbers)
-                if after == record:
-                    return
-                if await self._store.swap(f"{JOURNAL}{self.name}", self._text, encode(after)):
-                    self._record, self._text = after, encode(after)
-                    return
-                text = await self._store.read(f"{JOURNAL}{self.name}")
-                found = None if text is None else decode(Record, text)
-                if text is None or found is None or found.attempt != record.attempt:
-                    raise DirectoryAway(f"the cluster's store has no record of {self.name} any more")
-                self._record, self._text = found, text  # an attempt whose answer was lost, or an operator's word
 
     async def _for_ever(self, step: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -304,7 +301,7 @@ class Membership:
             await self._record_anew()
         elif found.ended and not self._recording.locked():  # an operator took this server to be dead
             self._record, self._text = found, roster.texts[self.name]
-            await self._note()
+            await self.note()
         now, was_away = time.monotonic(), self.is_away
         if was_away:
             self.is_away, self._back_at = False, now

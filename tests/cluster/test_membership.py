@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from app.cluster import claims, membership
-from app.cluster.claims import Load, Member, Record, claim, declare_ended, forget, open_store
+from app.cluster.claims import Load, Member, Record, claim, declare_dead, open_store
 from app.cluster.key import ClusterKey
 from app.cluster.membership import Membership
 from app.cluster.store import Store
@@ -159,7 +159,7 @@ async def test_a_copy_goes_on_after_an_orderly_end_or_an_operators_word(another:
     await claim(store, "a", copy, "there 9", KEY)
     later = replace(copy, start=4, attempt="third", file=9)
     assert "not ended in order" in await refused(store, later)
-    await declare_ended(store, "a")
+    await declare_dead(store, "a", is_lost=False)
     await claim(store, "a", later, "there 9", KEY)
 
 
@@ -179,12 +179,12 @@ async def test_what_is_forgotten_never_comes_back(another: Another) -> None:
     store = another()
     async with joined(another(), "a") as a, joined(another(), "b") as b:
         with pytest.raises(FieldOutOfRange, match="a lives, at http://a"):
-            await forget(store, "a")
+            await declare_dead(store, "a", is_lost=True)
         with pytest.raises(FieldOutOfRange, match=r"no replica 'c'; it knows: a, b"):
-            await forget(store, "c")
+            await declare_dead(store, "c", is_lost=True)
         freeze(a)
         await until(lambda: set(b.members) == {"b"})
-        assert await forget(store, "a") == JOURNAL
+        assert await declare_dead(store, "a", is_lost=True) == JOURNAL
         assert await b.is_buried(JOURNAL)
         await until(lambda: b.is_lost)  # it has the same journal
         await claim(store, "a", replace(FIRST, journal="2222", attempt="new"), "here 8", KEY)

@@ -192,7 +192,7 @@ class Departures:
             leaving = self._homes.leave(session.id, session.owner, peer.name, count, session.bound_as, journal)
             self._keeper.note(session, leaving)
             await self._keeper.settled(session)
-            await self._membership.note_moves(self._homes.seq)
+            await self._membership.note(moves=self._homes.seq)
         except NotDurable as error:
             sending.cancel()
             raise JournalUnavailable(f"the session has not moved: {error.reason}") from error
