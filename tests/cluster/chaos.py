@@ -188,7 +188,8 @@ class Agent:
     """A client with a session of its own, by its id or by a name. It repeats what was refused until it is done."""
 
     def __init__(self, number: int) -> None:
-        self.name = f"{time.monotonic_ns()} {number}" if number % 2 else None
+        self._once = f"{time.monotonic_ns()} {number}"
+        self.name = self._once if number % 2 else None
         self.session: str | None = None
         self.turns: list[tuple[list[int], list[int]]] = []
         self.longest_s = 0.0
@@ -243,7 +244,7 @@ class Agent:
             time.sleep(0.1)
 
     def _key(self) -> dict[str, str]:
-        return {"Idempotency-Key": f"{id(self)} {self.session} {len(self.turns)}"}
+        return {"Idempotency-Key": f"{self._once} {self.session} {len(self.turns)}"}
 
 
 class Load:
