@@ -150,17 +150,14 @@ class Cluster:
         flags = ["--host", f"10.77.{node}.2", "--port", "8000", "--replica", name, "--drain-timeout-s", "20"]
         flags += ["--cluster", f"etcd://10.77.{WORLD}.2:2379", "--cluster-key-file", str(self.folder / "key")]
         prepare = partial(enter_node, self.network.path(node))
-        process = serve_process(self.state(node), *flags, own_engine=node == OWN_ENGINE, prepare=prepare)
+        process = serve_process(self.folder / f"r{node}", *flags, own_engine=node == OWN_ENGINE, prepare=prepare)
         self.servers[node] = self._ends[node].enter_context(process)
-
-    def state(self, node: int) -> Path:
-        return self.folder / f"r{node}"
 
     def refused(self, node: int, name: str) -> str:
         """Why the replica of that name cannot start on the node, with the folder that is there."""
         with pytest.raises(RuntimeError) as error:
             self._start(node, name)
-        shutil.rmtree(self.state(node))
+        shutil.rmtree(self.folder / f"r{node}")
         return str(error.value)
 
     def end(self, node: int) -> None:

@@ -115,7 +115,8 @@ class Stubs:
 
 
 @pytest.fixture
-def stubs() -> Iterator[Stubs]:
+def stubs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stubs]:
+    monkeypatch.setattr(hop, "LOOK_PATIENCE_S", hop.LOOK_PATIENCE_S / 5)
     a, b = Stub("a"), Stub("b")
     with serving_stub(a) as url_a, serving_stub(b) as url_b, serving_door({"a": url_a, "b": url_b}) as door:
         a.moved = {MOVED: f"b {url_b}", WANDERER: f"b {url_b}"}
@@ -193,10 +194,7 @@ def test_what_came_over_a_hop_is_not_sent_on(stubs: Stubs) -> None:
 
 @pytest.mark.parametrize("sign", ["its lease has run out", "it does not answer looks"])
 @pytest.mark.parametrize("what", ["turn", "WebSocket"])
-def test_what_is_under_way_is_cut_when_its_replica_is_lost(
-    stubs: Stubs, sign: str, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hop, "LOOK_PATIENCE_S", hop.LOOK_PATIENCE_S / 5)
+def test_what_is_under_way_is_cut_when_its_replica_is_lost(stubs: Stubs, sign: str, what: str) -> None:
     stubs.a.hangs, stubs.b.lacks = True, {OTHER}
     with ThreadPoolExecutor() as threads:
         asking = threads.submit(stubs.turn if what == "turn" else stubs.listen, OTHER)
