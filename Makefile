@@ -201,8 +201,10 @@ endif
 soak: folder     ## agents and faults beside a twin that checks every token: an hour
 	$(BIN)/python -m loadgen chaos --minutes 60 --output runs
 
-soak-short: setup  ## the same with a tiny model and each fault about once: two minutes
+soak-short: setup  ## the same with a tiny model and each fault about once, and a cluster: four minutes
 	$(BIN)/python -m loadgen chaos --minutes 2 --every 10 --model random:tiny-llama --output runs
+	$(BIN)/python -m loadgen chaos --minutes 1 --every 20 --agents 4 --replicas 2 --moves-per-second 2 \
+		--model random:tiny-llama --output runs
 
 # Ten minutes on a GPU machine that may have no network: `make gpu-wheels` here, carry the folder along with the checkout,
 # and there `make gpu-check GPU_PYTHON=python3 WHEELS=.wheels`.

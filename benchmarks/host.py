@@ -179,12 +179,7 @@ def null_engine(streams: NullStreams, sessions: int, tokens: int) -> Engine:
     settings are the server's defaults but for `STEP_TOKENS`.
     """
     settings = make_settings(
-        "cpu",
-        MODEL,
-        kv_device=f"{sessions}x{tokens}",
-        kv_host="16MiB",
-        max_draft_tokens=0,
-        max_step_tokens=STEP_TOKENS,
+        "cpu", MODEL, kv_device=f"{sessions}x{tokens}", kv_host="16MiB", max_draft_tokens=0, max_step_tokens=STEP_TOKENS
     )
     loaded = LoadedModel(NullStack(tokens), streams)
     return build_engine(resolve(MODEL, cache_dir=Path()), loaded, settings.engine(), NullRecorder())

@@ -72,12 +72,7 @@ STAGES = (
 PICTURES = 2
 """How many of a report's figures the index shows."""
 
-OUTCOMES = {
-    0: "all went well",
-    1: "something failed, or missed its target",
-    2: "could not run",
-    130: "interrupted",
-}
+OUTCOMES = {0: "all went well", 1: "something failed, or missed its target", 2: "could not run", 130: "interrupted"}
 """By exit code."""
 
 
@@ -123,9 +118,7 @@ RIVALS = ("vllm", "llamacpp")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """How large, with whom, and where it goes."""
-    parser.add_argument(
-        "--quick", action="store_true", help="every experiment small: a quarter of an hour on two cores"
-    )
+    parser.add_argument("--quick", action="store_true", help="all experiments small: a quarter of an hour on two cores")
     parser.add_argument(
         "--only",
         metavar="EXPERIMENT,...",

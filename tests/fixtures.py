@@ -4,6 +4,7 @@ import random
 import secrets
 import sys
 import threading
+import time
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ import pytest
 
 from app.domain.values import ModelInfo
 from app.engine_process import engine
+from app.gpu.forward.forward import Runner
 from app.routers.dependencies import Services
 from tests.conftest import ServeWith
 from tests.openai.reference import save_tiny_model
@@ -74,6 +76,13 @@ def hooks_of_pytest() -> Iterator[None]:
 def same_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns without a seed get the same ones in each run: in 1 of 200, the first token would end the text."""
     monkeypatch.setattr(secrets, "randbits", random.Random(0).getrandbits)
+
+
+@pytest.fixture
+def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn of hundreds of tokens takes seconds: it is under way until the test has looked at it, on any machine."""
+    launch = Runner.launch
+    monkeypatch.setattr(Runner, "launch", lambda *asked: (time.sleep(0.01), launch(*asked))[1])  # type: ignore[func-returns-value]
 
 
 @pytest.fixture

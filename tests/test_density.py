@@ -4,8 +4,6 @@ import asyncio
 import random
 from typing import Any
 
-import pytest
-
 from app.domain.values import Phase, SamplingParams, StopRule, Tier
 from app.engine_process.turn import TokenRun
 from app.messages import TurnFinished
@@ -47,7 +45,7 @@ async def run(**settings: Any) -> tuple[Answers, int]:
     answers: Answers = {}
     async with running_services(max_model_len=512, **settings) as services:
         lives = await asyncio.gather(*(live(services, number, answers) for number in range(AGENTS)))
-        if settings.get("kv_policy") == "signal":
+        if "kv_host" in settings:
             await everything_is_off_the_device(services)
     return answers, sum(lives)
 
@@ -64,18 +62,7 @@ async def everything_is_off_the_device(services: Services) -> None:
     assert sum(memory.sessions_by_tier.values()) == AGENTS
 
 
-@pytest.fixture(scope="module")
-def unlimited() -> Answers:
-    answers, recomputed = asyncio.run(run(kv_device="100x512", kv_policy="none"))
-    assert recomputed == 0
-    return answers
-
-
-@pytest.mark.parametrize(
-    "policy", ["signal", *(pytest.param(each, marks=pytest.mark.long) for each in ("lru", "none"))]
-)
-async def test_eighty_say_what_they_would_say_with_room_for_all(policy: str, unlimited: Answers) -> None:
-    host = {} if policy == "none" else {"kv_host": "100x512"}
-    answers, recomputed = await run(kv_device="20x512", kv_policy=policy, **host)
-    assert answers == unlimited
-    assert (recomputed == 0) == (policy != "none")
+async def test_eighty_say_what_they_would_say_with_room_for_all() -> None:
+    unlimited = await run(kv_device="100x512", kv_policy="none")
+    assert await run(kv_device="20x512", kv_policy="signal", kv_host="100x512") == unlimited
+    assert unlimited[1] == 0, "and nothing is computed twice"

@@ -11,6 +11,7 @@ from tests.model_store.tiny_gguf import tiny_llama, tiny_tokenizer, write_gguf
 
 SLOW = ("transformers", "torch._dynamo", "torch._inductor", "sympy", "accelerate")
 """Each takes a tenth of a second to import, or seconds."""
+LONG = pytest.mark.long
 LOAD = """
 import sys
 from pathlib import Path
@@ -42,21 +43,14 @@ def test_the_process_that_speaks_http_never_has_pytorch(roomy_model: Path) -> No
     assert "libtorch" not in mapped
 
 
-def test_a_random_model_is_loaded_without_transformers(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", LOAD, "random:tiny-llama", str(tmp_path)]
-    modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert "app.main" in modules
-    assert [name for name in SLOW if name in modules] == []
-
-
-@pytest.mark.long
-def test_a_gguf_model_is_loaded_without_transformers_at_its_first_start_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("model", "starts"), [("random:tiny-llama", 1), pytest.param("m.gguf", 2, marks=LONG)])
+def test_a_model_is_loaded_without_transformers_at_its_first_start_too(model: str, starts: int, tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     write_gguf(tmp_path / "m.gguf", tiny_llama(tokenizer.get_vocab_size()), tokenizer)
-    command = [sys.executable, "-c", LOAD, str(tmp_path / "m.gguf"), str(tmp_path / "cache")]
-    for _ in range(2):
-        modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-        assert "app.main" in modules
+    command = [sys.executable, "-c", LOAD, model, "cache"]
+    for _ in range(starts):
+        told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+        assert "app.main" in (modules := told.stdout.split())
         assert [name for name in SLOW if name in modules] == []
 
 

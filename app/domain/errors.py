@@ -1,6 +1,6 @@
 """Every error a client can see, and the one table from exception to HTTP answer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -153,6 +153,15 @@ class Unready(DjinnError):
         super().__init__(f"no new work is taken: {error.code}")
         self.status, self.type, self.code = error.status, error.type, error.code  # type: ignore[misc]
         self.retry_after_s, self.headers = error.retry_after_s, error.headers
+
+
+class RefusedGrammar(FieldOutOfRange):
+    """A grammar that is invalid, too large or too slow."""
+
+    def __init__(self, message: str, *, param: str, odd: Sequence[str]) -> None:
+        """`odd` are the fields of those of its parts that are refused alone too."""
+        super().__init__(message, param=param)
+        self.odd = odd
 
 
 class GrammarTooComplex(FieldOutOfRange, code="grammar_too_complex"):

@@ -366,6 +366,17 @@ class Engine:
         return None if isinstance(message, ServerCommand) else message.session
 
 
+def _why_broken(row: Row) -> DjinnError:
+    """Why there are logits that are not numbers."""
+    if row.path.new_edits or row.sequence.interventions:
+        message = "what the edits made of the residual stream led to logits that are not finite numbers"
+        return FieldOutOfRange(message, param="edits")
+    return EngineError(
+        f"after token {row.end} the model's logits are not finite numbers: NaN or infinity is in its weights or "
+        "adapter, or a number became too large for the type that it computes in"
+    )
+
+
 def finish_step(turns: Turns, rows: Sequence[Row], result: StepResult) -> Iterator[Event]:
     """Account for the rows of a step that has ended: hand over captures, report scored prompts, and let their turns
     advance, pause, end or fail. A row whose turn has ended since it was launched is passed over.
@@ -392,8 +403,7 @@ def finish_step(turns: Turns, rows: Sequence[Row], result: StepResult) -> Iterat
         elif row not in failed and row not in result.stopped:
             yield from turns.advance(row, result.sampled.get(row, ()))
         elif row in result.broken:
-            message = "what the edits made of the residual stream led to logits that are not finite numbers"
-            yield turns.fail(row.sequence, FieldOutOfRange(message, param="edits"))
+            yield turns.fail(row.sequence, _why_broken(row))
         elif row in result.unfit:
             message = f"memory is too short for one token of a session of {len(row.sequence.tokens)} tokens"
             yield turns.fail(row.sequence, EngineError(message))

@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar, assert_never
@@ -23,10 +24,11 @@ from weakref import WeakValueDictionary
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from app.domain.errors import Busy, FieldOutOfRange
+from app.domain.errors import Busy, FieldOutOfRange, RefusedGrammar
 from app.domain.values import Grammar, GrammarKind
 from app.grammars import trial
 from app.grammars.matcher import Matcher, error_of, plain
+from app.grammars.schemas import ENDLESS, is_endless, path_of
 from app.machine.memory import give_back_freed
 from app.model_store.resolve import ResolvedModel
 from app.model_store.tokenizer import eos_token_ids, load_tokenizer
@@ -67,6 +69,8 @@ def unforced(source: str) -> str:
 
 Arguments = tuple[str, int, list[int]]
 """What llguidance's tokenizer is made from: the fast tokenizer as JSON, the size, tokens that end a text."""
+TOO_SLOW = f"it takes more than {trial.CPU_S:g} s to compile"
+TOO_LARGE = "it takes too much memory or time to compile"
 TIMEOUT_S = 30.0
 """For an answer. The process ends itself after much less time of a processor; this is for a machine that stalls."""
 
@@ -88,9 +92,7 @@ class Trials:
         process.kill()
         ended_by = process.wait()
         self.close()
-        if ended_by == -signal.SIGPROF:
-            return f"it takes more than {trial.CPU_S:g} s to compile"
-        return "it takes too much memory or time to compile"
+        return TOO_SLOW if ended_by == -signal.SIGPROF else TOO_LARGE
 
     def close(self) -> None:
         """End the process."""
@@ -137,7 +139,11 @@ MAX_WAITING = 32
 """Grammars that wait for the one thread, with the one that it compiles."""
 RETRY_AFTER_S = 5
 BLAME_S = 1.0
-"""For finding the part of an invalid grammar that is wrong. Other grammars wait meanwhile."""
+"""For finding what is wrong in an invalid grammar. Other grammars wait meanwhile."""
+
+
+Refusal = tuple[str, tuple[int, ...]]
+"""What is wrong with a grammar, and the indices of those of its parts that are wrong alone: it is about the first."""
 
 
 class Grammars:
@@ -155,8 +161,7 @@ class Grammars:
         self._lock = threading.Lock()
         self._held: WeakValueDictionary[Grammar, Matcher] = WeakValueDictionary()
         self._recent: OrderedDict[Grammar, Matcher] = OrderedDict()
-        self._refused: OrderedDict[Grammar, tuple[str, int | None]] = OrderedDict()
-        """The error of each, and the index of the part that causes it."""
+        self._refused: OrderedDict[Grammar, Refusal] = OrderedDict()
         self._waiting = 0
 
     def prepare(self) -> None:
@@ -243,7 +248,7 @@ class Grammars:
             refusal = self._refused.get(grammar)
             if refusal is not None:
                 _keep(self._refused, grammar, refusal)
-                raise _invalid(grammar, *refusal)
+                raise _invalid(grammar, refusal)
             found = self._held.get(grammar)
             if found is not None:
                 _keep(self._recent, grammar, found)
@@ -251,46 +256,77 @@ class Grammars:
 
     def _compile(self, grammar: Grammar) -> Matcher:
         if len(grammar.text) > MAX_CHARACTERS:
-            raise _invalid(grammar, f"it has {len(grammar.text)} characters; at most {MAX_CHARACTERS} are compiled")
+            too_long = f"it has {len(grammar.text)} characters; at most {MAX_CHARACTERS} are compiled"
+            raise _invalid(grammar, (too_long, ()))
         found = self._find(grammar)  # the one before it on this thread may have been the same
         if found is not None:
             return found
         try:
             compiled = self._start_of(grammar)
         except ValueError as error:
-            refusal = self._blame(grammar) or (str(error), None)
+            refusal = self._blame(grammar, str(error))
             with self._lock:
                 _keep(self._refused, grammar, refusal)
-            raise _invalid(grammar, *refusal) from None
+            raise _invalid(grammar, refusal) from None
         with self._lock:
             self._held[grammar] = compiled
             _keep(self._recent, grammar, compiled)
         return compiled
 
-    def _blame(self, grammar: Grammar) -> tuple[str, int | None] | None:
-        """The error of an invalid grammar, and the index of the part that alone causes it; None: the grammar has no
-        parts.
-        """
+    def _blame(self, grammar: Grammar, words: str) -> Refusal:
+        """What is wrong with a grammar that was refused with `words`: all of its parts that are refused too."""
         until = time.monotonic() + BLAME_S
-        for index, (name, part) in enumerate(grammar.parts):
+        if not grammar.parts:
+            return self._place(grammar, words, until) + words, ()
+        odd: list[tuple[int, str]] = []
+        for index, (_, part) in enumerate(grammar.parts):
+            wrong = None if time.monotonic() > until else self._error(part)
+            if wrong is not None:
+                odd.append((index, wrong))
+        if not odd:
+            return "the calls of all tools together: " + words.partition("\n")[0], ()
+        name, part = grammar.parts[odd[0][0]]
+        return f"{name}: {self._place(part, odd[0][1], until)}{odd[0][1]}", tuple(index for index, _ in odd)
+
+    def _place(self, grammar: Grammar, words: str, until: float) -> str:
+        """Where in a schema that is refused with `words` the value is that it is refused for; empty: unknown."""
+        if grammar.kind is not GrammarKind.JSON_SCHEMA or words in (TOO_SLOW, TOO_LARGE):
+            return ""
+
+        def is_refused(schema: object) -> bool:
             if time.monotonic() > until:
-                break
-            try:
-                self._start_of(part)
-            except ValueError as error:
-                return f"{name}: {error}", index
-        return ("the calls of all tools together are too complex", None) if grammar.parts else None
+                raise TimeoutError
+            return self._error(replace(grammar, text=json.dumps(schema))) == words
+
+        try:
+            path = ".".join(path_of(json.loads(grammar.text), is_refused))
+        except (ValueError, TimeoutError):
+            return ""
+        return f"at {path}: " if path else ""
+
+    def _error(self, grammar: Grammar) -> str | None:
+        """What is wrong with a grammar; None: nothing."""
+        schemas = [each.text for each in (grammar, *(part for _, part in grammar.parts)) if "$ref" in each.text]
+        try:
+            if any(is_endless(json.loads(each)) for each in schemas if each.startswith("{")):
+                return ENDLESS
+            wrong = self._trials.error(self._source(grammar), self._arguments)
+        except ValueError as error:
+            return str(error)
+        return None if wrong is None else plain(wrong)
+
+    def _source(self, grammar: Grammar) -> str:
+        """Raises ValueError as `source_of` does."""
+        source = source_of(grammar)
+        return unforced(source) if any(text in source for text in self._special_texts) else source
 
     def _start_of(self, grammar: Grammar) -> Matcher:
         """Raises ValueError with what is wrong."""
-        source = source_of(grammar)
-        if any(text in source for text in self._special_texts):
-            source = unforced(source)
-        wrong = self._trials.error(source, self._arguments)
+        wrong = self._error(grammar)
         if wrong is not None:
             raise ValueError(wrong)
         limits = LLParserLimits(verbose_errors=False)
-        matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
+        matcher = LLMatcher(self._vocabulary, self._source(grammar), log_level=0, limits=limits)
         matcher.compute_bitmask()  # what it finds, all copies share
         wrong = error_of(matcher)
         if wrong is not None:
@@ -306,6 +342,8 @@ def _keep(recent: OrderedDict[Grammar, Value], grammar: Grammar, value: Value) -
         recent.popitem(last=False)
 
 
-def _invalid(grammar: Grammar, words: str, part: int | None = None) -> FieldOutOfRange:
-    field = grammar.field if part is None else grammar.parts[part][1].field
-    return FieldOutOfRange(f"{field}: {plain(words)}", param=field)
+def _invalid(grammar: Grammar, refusal: Refusal) -> RefusedGrammar:
+    words, odd = refusal
+    fields = [grammar.parts[index][1].field for index in odd]
+    field = fields[0] if fields else grammar.field
+    return RefusedGrammar(f"{field}: {plain(words)}", param=field, odd=fields)

@@ -1,9 +1,9 @@
 """The bodies of `/v1/chat/completions`."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
 from typing_extensions import TypeAliasType
 
 from app.domain.values import Grammar
@@ -158,16 +158,18 @@ class AssistantMessage(MessageBody):
     """What the model said earlier. A `refusal` is a part of the content."""
 
     role: Literal["assistant"]
-    content: AssistantContent | None = None
     refusal: str | None = None
     tool_calls: LongList[ToolCall] | None = None
+    content: AssistantContent | None = Field(None, validate_default=True)
     name: Name | None = None
 
-    @model_validator(mode="after")
-    def _says_something(self) -> Self:
-        if self.content is None and self.refusal is None and not self.tool_calls:
-            raise ValueError("content is required unless there are tool_calls")
-        return self
+    @field_validator("content")
+    @classmethod
+    def _is_said(cls, content: AssistantContent | None, info: ValidationInfo) -> AssistantContent | None:
+        others = info.data  # without those that are wrong themselves
+        if content is None and others.get("refusal", "") is None and not others.get("tool_calls", True):
+            raise ValueError("a string or a list of at least 1 part, unless tool_calls or refusal is there; got null")
+        return content
 
     @property
     def text(self) -> str:

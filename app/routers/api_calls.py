@@ -23,6 +23,7 @@ from app.domain.errors import (
     MalformedRequest,
     Moved,
     Moving,
+    RefusedGrammar,
     WrongState,
 )
 from app.domain.text import header_text
@@ -52,8 +53,6 @@ from app.wire.extras import IgnoredFields, OpenBody
 
 MOMENT_S = 2.0
 """How long a call waits for the turn of the session that it continues."""
-MAX_FREED_ALONE = 4
-"""Of the tools of one call: each costs another compilation."""
 SessionHeader = Annotated[
     Annotated[str, BeforeValidator(header_text)] | None,
     Header(
@@ -294,8 +293,9 @@ class ApiCall:
     async def _held(
         self, body: CallBody, asked: SamplingParams, use: ToolUse, opening: Opening, budget: int | None
     ) -> SamplingParams:
-        """The parameters with the compiled grammar of the turns. If it is refused for a schema that calls need not
-        follow, another grammar leaves that out, or all such if none alone is at fault. They are named in `ignored`.
+        """The parameters with the compiled grammar of the turns. If it is refused for schemas that calls need not
+        follow, another grammar leaves those out. If that is refused too, or none alone is at fault, a last one leaves
+        out all that calls need not follow. They are named in `ignored`.
         """
         turns, places = self.services.sessions.turns, body.schema_places()
 
@@ -308,13 +308,12 @@ class ApiCall:
         while True:
             try:
                 sampling = await held(use)
-            except FieldOutOfRange as error:
+            except RefusedGrammar as error:
                 left = {tool.name for tool in use.free} - use.freed
                 if not left:
                     raise
-                odd = {name for name in left if places.get(name) == error.param}
-                alone = odd and len(use.freed) < MAX_FREED_ALONE
-                use = replace(use, freed=use.freed | (odd if alone else left))
+                odd = {name for name in left if not use.freed and places.get(name) in error.odd}
+                use = replace(use, freed=use.freed | (odd or left))
             else:
                 self.ignored.add(places[tool.name] for tool in use.free if tool.name in use.freed & places.keys())
                 return sampling

@@ -38,6 +38,8 @@ ANY_OBJECT = {"type": "object", "additionalProperties": True}
 
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 """Keywords whose values have schemas by names."""
+_ROOT, _REFERRED = "arguments", re.compile(r'"\$ref": "#/?([^"/]*)')
+"""The name of a whole schema among its definitions, and what finds the keywords of it that others refer to."""
 _VALUES = frozenset({"const", "default", "enum", "examples"})
 _SILENT: tuple[tuple[str, object], ...] = (
     ("propertyNames", {"type": "string"}),
@@ -135,7 +137,9 @@ def _pair_rules(
     if not isinstance(properties, dict) or not isinstance(required, list):
         yield f"{name}: {_json(schema)}"
         return
-    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    named = set(_REFERRED.findall(json.dumps(schema)))
+    root = {key: value for key, value in schema.items() if key in named or "" in named}
+    shared = {"$defs": {_ROOT: _below(root)}}
     any_text = f"{name}_text"
     before, token, after = literal(end).partition("<[")
     if token:
@@ -153,7 +157,7 @@ def _pair_rules(
         elif not isinstance(each, dict) or "string" in types_of(each) or not types_of(each):
             value = any_text
         else:
-            value = f"{_json({**shared, **each})} {literal(end)}"
+            value = f"{_json({**_below(each), **shared} if '$ref' in json.dumps(each) else each)} {literal(end)}"
         is_text = not value.startswith("%json")
         yield f"{rule}: {literal(f'{begin}{key}{told(middle, is_text=is_text)}')} {value}"
     if not properties and not _OPEN.isdisjoint(schema):
@@ -163,6 +167,19 @@ def _pair_rules(
         yield f"{name}_any: {literal(begin)} /[A-Za-z0-9_.-]+/ {value}"
         parts = [f"{name}_any*"]
     yield f"{name}: {' '.join(parts)}" if parts else f'{name}: ""'
+
+
+def _below(schema: Any) -> Any:
+    """A schema whose references are to a schema that is one of its definitions, and no longer the whole."""
+    if isinstance(schema, list):
+        return [_below(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    below = {key: _below(value) for key, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        below["$ref"] = f"#/$defs/{_ROOT}{reference[1:]}"
+    return below
 
 
 def _after_text(form: ToolFormat, literal: Literal, is_token: bool, *, repeats: bool) -> list[str]:

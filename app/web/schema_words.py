@@ -75,7 +75,9 @@ SIZES = {"string": ("Length", "character"), "array": ("Items", "item"), "object"
 def allowed(schemas: Sequence[Schema]) -> str:
     """What a value may be. `null` is left out where there is anything else: it means the same as no value."""
     values = [schema for schema in schemas if schema.get("type") != "null"]
-    return " or ".join(dict.fromkeys(map(_allowed, values))) or "null"
+    words = dict.fromkeys(map(_allowed, values))
+    sized = [each for each in words if each.partition(" of ")[0] in words and " of " in each]
+    return " or ".join(each for each in words if each not in sized) or "null"
 
 
 def given(value: object) -> str:

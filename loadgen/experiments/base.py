@@ -182,9 +182,7 @@ def show_parts(console: Console, target: str, parts: Mapping[str, int]) -> Itera
     with Progress(
         *columns, console=console, refresh_per_second=REFRESHES_PER_S, disable=not console.is_terminal
     ) as progress:
-        tasks = {
-            name: progress.add_task(f"{target}: {name}", total=steps, start=False) for name, steps in parts.items()
-        }
+        tasks = {name: progress.add_task(f"{target}: {name}", total=most, start=False) for name, most in parts.items()}
         left = dict(parts)
 
         def advance(part: str) -> None:

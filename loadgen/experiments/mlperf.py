@@ -304,9 +304,7 @@ def _report(trace: str, trajectories: Sequence[Trajectory], plan: ReplayPlan, fo
     for level, row in zip(found.levels, rows, strict=True):
         by, seen = {"target": level.target, AT_ONCE: f"{level.at_once}"}, level.summary
         figures.append(all_of("calls answered", seen.turns_completed, seen.turns_completed + seen.turns_failed, by))
-        figures += [
-            exact(name, "", value, by=by) for name, value in list(row.items())[4:10] if isinstance(value, float)
-        ]
+        figures += [exact(name, "", each, by=by) for name, each in list(row.items())[4:10] if isinstance(each, float)]
     calls = sum(len(each.turns) for each in trajectories)
     fit = "" if plan.fit is None else f", with texts shortened to {plan.fit:,} tokens a conversation"
     return Report(

@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator
 from datetime import datetime
 from functools import cache
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
@@ -58,15 +58,19 @@ def read_recorded(path: Path, per_token: float) -> list[Trajectory]:
     """The conversations of a trace of any form. Raises `LoadgenError`, which names the line and the field."""
     lines = [line for line in read_lines(path, "trace") if METADATA not in line[1]]
     try:
-        fields = set(json.loads(lines[0][1])) if lines else set()
+        fields = set(json.loads(lines[0][1])) if lines else {"turn"}
     except (ValueError, TypeError):  # what is wrong is told below
-        fields = set()
+        fields = {"turn"}
     if "hash_ids" in fields:
         requests = [parse_line(_Request, *line, "a request a line") for line in lines]
-        return [_request(number, each, per_token) for number, each in enumerate(requests, 1)]
+        found = [_request(number, each, per_token) for number, each in enumerate(requests, 1)]
+        return sorted(found, key=lambda each: each.starts_s)
     if "round_index" in fields:
         rounds = [parse_line(_Round, *line, "a round a line") for line in lines]
         rounds.sort(key=lambda each: (each.session_id, each.round_index))
+        for one, other in pairwise(rounds):
+            if (one.session_id, one.round_index) == (other.session_id, other.round_index):
+                raise LoadgenError(f"{path}: session {one.session_id}: two rounds have round_index {one.round_index}")
         sessions = groupby(rounds, key=lambda each: each.session_id)
         return [each for name, found in sessions for each in _session(name, found, per_token)]
     if "messages" in fields:
@@ -74,6 +78,11 @@ def read_recorded(path: Path, per_token: float) -> list[Trajectory]:
         if len({each.id for each in found}) < len(found):
             raise LoadgenError(f"{path}: id: two conversations have the same")
         return found
+    if "turn" not in fields:
+        raise LoadgenError(
+            f"{lines[0][0]}: no known form: a line has hash_ids (Mooncake's), round_index (TraceLab's), messages "
+            f"(conversations) or turn (MLPerf's); got {', '.join(sorted(map(str, fields)))[:200] or 'no field'}"
+        )
     return read_trace(path, lines)
 
 
@@ -109,7 +118,10 @@ def _session(name: str, rounds: Iterator[_Round], per_token: float) -> Iterator[
         events = [(each.event_type, each.timestamp.astimezone()) for each in row.timing_events]
         inputs = [at for kind, at in events if kind in ("user_message", "tool_result")]
         delay_s = 0.0 if over is None or not inputs else max(0.0, (max(inputs) - over).total_seconds())
-        over = max((at for _, at in events), default=None)
+        last = max((at for _, at in events), default=None)
+        if over is not None and last is not None and last < over:
+            raise LoadgenError(f"session {place}: timing_events: must not end before those of the call before it")
+        over = last
         if turns and row.input_tokens_total < had:
             yield Trajectory(f"{name}-{part}", None, turns)
             turns, part = [], part + 1

@@ -75,9 +75,7 @@ class Trajectory:
     @property
     def characters(self) -> int:
         """Of all its messages and tools."""
-        return sum(len(json.dumps(message)) for turn in self.turns for message in turn.new) + len(
-            json.dumps(self.tools)
-        )
+        return sum(len(json.dumps(each)) for turn in self.turns for each in turn.new) + len(json.dumps(self.tools))
 
     def plain(self) -> Trajectory:
         """The conversation for servers and models without tools: none is offered, and calls and results are text."""

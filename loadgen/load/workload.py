@@ -245,9 +245,7 @@ class Workload(Load):
         if not 0 <= self.tool_share <= 1:
             raise LoadgenError("tool_share must be from 0 to 1")
         if self.system_tokens >= self.context:
-            raise LoadgenError(
-                f"context must be above system_tokens, which is {self.system_tokens}; got {self.context}"
-            )
+            raise LoadgenError(f"context must be above system_tokens, {self.system_tokens}; got {self.context}")
         self._refuse_idle(self.arrivals is Arrivals.GAMMA, "arrivals is not gamma", "burstiness")
         self._refuse_idle(self.tool_share > 0, "tool_share is 0", "tool_completion_tokens", "tool_think")
 

@@ -30,15 +30,10 @@ def add_server_options(parser: argparse._ActionsContainer) -> None:
     """The options that `read_settings` reads."""
     parser.add_argument("--model", type=Path, metavar="DIR", help=f"a Transformers folder (default: {default_model()})")
     parser.add_argument(
-        "--dtype",
-        choices=CHOICES,
-        help=f"of weights and KV (default: {AUTO}); auto: each server in its best type",
+        "--dtype", choices=CHOICES, help=f"of weights and KV (default: {AUTO}); auto: each server in its best type"
     )
     parser.add_argument(
-        "--kv",
-        type=kv_tokens,
-        metavar="SESSIONSxTOKENS",
-        help=f"room for KV on the device (default: {DEFAULT_KV})",
+        "--kv", type=kv_tokens, metavar="SESSIONSxTOKENS", help=f"room for KV on the device (default: {DEFAULT_KV})"
     )
 
 

@@ -130,9 +130,7 @@ def compared(files: Sequence[str], reports: Sequence[Report]) -> Report:
             ]
             before = tables.get(table.title)
             tables[table.title] = replace(table, rows=_joined(before.rows if before else (), rows))
-    lead = [
-        f"({place}) {file}: {' '.join(r.lead)}" for place, (file, r) in enumerate(zip(files, reports, strict=True), 1)
-    ]
+    lead = [f"({at}) {file}: {' '.join(r.lead)}" for at, (file, r) in enumerate(zip(files, reports, strict=True), 1)]
     return replace(
         reports[0],
         title=f"{reports[0].title}: runs compared",

@@ -10,7 +10,8 @@ from enum import StrEnum
 from statistics import median
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -152,9 +153,7 @@ class Figure:
         """The median and its bounds, to be read."""
         if self.spread is None:
             return ""
-        shown = [
-            number(each, ratio=self.unit == "×") for each in (self.spread.median, self.spread.low, self.spread.high)
-        ]
+        shown = [number(x, ratio=self.unit == "×") for x in (self.spread.median, self.spread.low, self.spread.high)]
         return f"{shown[0]} {self.unit}".strip() + ("" if shown[1] == shown[2] else f" [{shown[1]}, {shown[2]}]")
 
     @property
@@ -297,15 +296,45 @@ def to_markdown(table: Table) -> str:
     return "\n".join([f"## {table.title}", "", *lines, "", *([table.note, ""] if table.note else [])])
 
 
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """A table on a terminal. If it is too wide, words take more lines, and columns that still do not fit beside the
+    others come below them, behind those that tell the rows apart.
+    """
+
+    table: Table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RichTable]:
+        header, rows, room = self.table.header, [*self.table.cells()], options.max_width - 1
+        words = [self.table.is_text(name) for name in header]
+        sizes = [3 + max(map(cell_len, column)) for column in zip(header, *rows, strict=True)]  # with spaces
+        if sum(sizes) > room:
+            sizes = [min(size, room // 4) if is_text else size for size, is_text in zip(sizes, words, strict=True)]
+        told = [[text(row.get(name)) for name in header] for row in self.table.rows]
+        keys = next((n for n in range(len(header)) if len({tuple(row[:n]) for row in told}) == len(told)), 0)
+
+        def part(columns: Sequence[int]) -> RichTable:
+            shown = RichTable(box=box.SIMPLE_HEAD)
+            for each in columns:
+                side: JustifyMethod = "left" if words[each] else "right"
+                shown.add_column(Text(header[each]), justify=side, overflow="fold", max_width=sizes[each] - 3)
+            for cells in rows:
+                shown.add_row(*(Text(cells[each], style=STYLES.get(mark(cells[each]), "")) for each in columns))
+            return shown
+
+        columns = [*range(keys)]
+        for each in range(keys, len(header)):
+            if len(columns) > keys and sum(sizes[one] for one in (*columns, each)) > room:
+                yield part(columns)
+                columns = [*range(keys)]
+            columns.append(each)
+        yield part(columns)
+
+
 def _rich(table: Table) -> Iterator[RenderableType]:
     """Title and note apart from the table: within it they would be as narrow as it is."""
     if table.title:
         yield Text(table.title, style="bold")
-    shown = RichTable(box=box.SIMPLE_HEAD)
-    for name in table.header:
-        shown.add_column(Text(name), justify="left" if table.is_text(name) else "right")
-    for cells in table.cells():
-        shown.add_row(*(Text(cell, style=STYLES.get(mark(cell), "")) for cell in cells))
-    yield shown
+    yield _Columns(table)
     if table.note:
         yield Text(f"  {table.note}\n", style="dim")

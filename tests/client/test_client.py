@@ -31,7 +31,7 @@ def test_a_turn_whole_and_streamed_are_the_same(djinn: Djinn) -> None:
     assert again.usage.prompt_tokens == whole.usage.prompt_tokens + 12
 
 
-def test_leaving_a_stream_cancels_its_turn(djinn: Djinn) -> None:
+def test_leaving_a_stream_cancels_its_turn(djinn: Djinn, slow_steps: None) -> None:
     with djinn.sessions.create() as session:
         with session.stream(prompt="x", max_tokens=900, ignore_eos=True) as stream:
             next(iter(stream))
@@ -40,6 +40,7 @@ def test_leaving_a_stream_cancels_its_turn(djinn: Djinn) -> None:
             _ = stream.turn
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_cancelling_from_elsewhere_ends_the_stream_with_what_there_is(djinn: Djinn, server_url: str) -> None:
     with (
         djinn.sessions.create() as session,
@@ -64,7 +65,7 @@ def test_the_blocks_own_error_comes_before_that_of_closing() -> None:
             pass
 
 
-def test_errors_that_the_server_tells(djinn: Djinn) -> None:
+def test_errors_that_the_server_tells(djinn: Djinn, slow_steps: None) -> None:
     with djinn.sessions.create() as session:
         with pytest.raises(client.Unprocessable, match="temperature") as unprocessable:
             session.generate(prompt="x", temperature=-1.0)

@@ -43,7 +43,7 @@ def test_the_environment_says_where_the_server_is_and_which_key_it_takes(monkeyp
             assert "sesame" not in f"{nobody!r} {failed.value}"
 
 
-def test_a_call_has_a_timeout_of_its_own(djinn: Djinn) -> None:
+def test_a_call_has_a_timeout_of_its_own(djinn: Djinn, slow_steps: None) -> None:
     with djinn.sessions.create() as session:
         hasty = djinn.with_options(timeout=0.15, max_retries=1).sessions.get(session.id, timeout=30)
         for asked, timeout in ((session, 0.15), (session.with_options(timeout=0.15), UNSET), (hasty, UNSET)):

@@ -147,7 +147,7 @@ def test_a_session_that_was_found_outlives_the_block_and_one_that_was_opened_doe
         djinn.sessions.get(session.id)
 
 
-async def test_a_turn_whose_caller_is_cancelled_ends_at_once(server_url: str) -> None:
+async def test_a_turn_whose_caller_is_cancelled_ends_at_once(server_url: str, slow_steps: None) -> None:
     with Djinn(server_url, timeout=30) as blocking, blocking.sessions.create() as session:
         async with AsyncDjinn(server_url, timeout=30) as djinn:
             turn = (await djinn.sessions.get(session.id)).generate(prompt="x", max_tokens=900, ignore_eos=True)

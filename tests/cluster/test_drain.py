@@ -24,9 +24,7 @@ def activation(http: httpx.Client, session: str) -> Any:
     return http.get(path, headers={"accept": "application/json"}).raise_for_status().json()["values"]
 
 
-def test_a_drain_under_load_fails_no_turn_and_recomputes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drain_under_load_fails_no_turn_nor_recomputes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draining, "FAREWELL_S", draining.FAREWELL_S / 3)
     with pair(tmp_path) as servers, behind(servers) as http:
         sessions = [open_session(servers.a) for _ in range(SESSIONS)]

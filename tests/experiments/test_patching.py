@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -130,12 +132,14 @@ async def test_beside_a_client_rows_of_a_layer_are_under_way_and_then_none_for_l
         async def run() -> int:
             return sum([1 async for _ in sweep.run()])
 
-        running, seen = asyncio.create_task(run()), [0]
+        running, spent, began = asyncio.create_task(run()), defaultdict[int, float](float), time.monotonic()
         while client.under_way:
-            seen.append(sum(each.background and each.under_way for each in services.sessions.table))
             await asyncio.sleep(0.001)
-        assert max(seen) == 4
-        assert seen.count(0) > len(seen) / 2
+            now, rows = time.monotonic(), sum(each.background and each.under_way for each in services.sessions.table)
+            spent[rows] += now - began
+            began = now
+        assert max(spent) == 4
+        assert spent[0] > sum(spent.values()) / 2
         assert await running == 1 + LAYERS * 4
 
 

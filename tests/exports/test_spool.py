@@ -62,9 +62,7 @@ async def test_a_tenant_leaves_bytes_to_others(spool: Spool) -> None:
         only.claim(1000)
 
 
-async def test_a_body_of_unknown_length_ends_where_the_room_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_body_of_unknown_length_ends_where_room_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = 0
     free_on_disks(monkeypatch, lambda: (4 - sent) * CHUNK_BYTES)
     spool = Spool(tmp_path, DiskRoom(tmp_path, CHUNK_BYTES), 100 * CHUNK_BYTES)

@@ -173,6 +173,27 @@ def test_a_step_that_fails_ends_its_turns_and_leaves_the_engine_running(
     assert driver.tokens(again) == expected(oracle, [*before, 4], 5)
 
 
+def test_turns_whose_logits_are_no_numbers_fail_and_no_others(
+    driver: Driver, oracle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, embed = [expected(oracle, prompt(seed, 6), 12) for seed in (3, 9)], driver.runner.stack.embed
+    others = {*prompt(3, 6), *prompt(9, 6), *wanted[1]}
+    at, bad = next((at, token) for at, token in enumerate(wanted[0]) if token not in {*others, *wanted[0][:at]})
+
+    def broken(token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return embed(token_ids, positions).masked_fill((token_ids == bad)[:, None], torch.nan)
+
+    monkeypatch.setattr(driver.runner.stack, "embed", broken)
+    drawn, scored = SamplingParams(seed=0, top_p=0.9), SamplingParams(seed=0, prompt_logprobs=0)
+    turns = [driver.submit(driver.open(), prompt(seed, 6), 12) for seed in (3, 9)]
+    turns += [driver.submit(driver.open(), [4, bad, 6], 9, params) for params in (drawn, scored)]
+    driver.finish(*turns)
+    assert [driver.tokens(each) for each in turns] == [wanted[0][: at + 1], wanted[1], [], []]
+    for each in (turns[0], *turns[2:]):
+        [failed] = [event for event in driver.events[each] if isinstance(event, Failed)]
+        assert "logits are not finite" in failed.error.message
+
+
 def test_a_device_that_does_not_recover_ends_the_engine(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     driver.submit(driver.open(), prompt(3, 6), 4)
     monkeypatch.setattr(driver.runner.stack, "head", raise_cuda_error)

@@ -3,11 +3,12 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from app.domain.errors import Busy, FieldOutOfRange
+from app.domain.errors import Busy, FieldOutOfRange, RefusedGrammar
 from app.domain.values import Grammar, GrammarKind
 from app.grammars.compiler import MAX_CHARACTERS, MAX_WAITING, Grammars
 from app.grammars.matcher import Matcher
@@ -16,6 +17,7 @@ from app.model_store.shapes import EOS_ID
 from tests.grammars.schemas import json_grammar, regex
 
 VOCAB = 512
+LOOP = {"$ref": "#/properties/a"}
 TIMEOUT_S = 20
 """2 s of a processor, on a machine that is busy with other tests."""
 
@@ -90,7 +92,10 @@ def test_a_copy_goes_its_own_way_and_tokens_that_do_not_match_are_refused(gramma
         (regex("(a"), "unclosed group"),
         (lark("start: missing"), "missing"),
         (json_grammar({"not": {"type": "string"}}), "Unimplemented keys"),
-        (json_grammar({"$ref": "#"}), "no text matches it"),
+        (json_grammar({"$ref": "#"}), r"at \$ref: a \$ref leads back to itself"),
+        (json_grammar({"properties": {"a": LOOP}}), r"at properties\.a\.\$ref: a \$ref leads back to itself"),
+        (json_grammar({"properties": {"a": {}, "b": {"type": "array", "items": "x"}}}), r"at properties\.b\.items: "),
+        (json_grammar({"anyOf": [{}, {"properties": []}], "$defs": {}}), r"at anyOf\.1\.properties: "),
         (json_grammar({"description": "x" * MAX_CHARACTERS}), f"at most {MAX_CHARACTERS}"),
         (json_grammar({"enum": ["\ud800"]}), "hex escape"),
         (regex("((a{100}){100}){100}"), "more than|too many"),  # of time, or of expressions on a fast processor
@@ -124,6 +129,14 @@ def test_a_vocabulary_that_cannot_be_read_is_told_of_at_once(caplog: pytest.LogC
     grammars.compile(regex("a")).exception()  # in the same thread, after it
     grammars.close()
     assert "vocabulary cannot be read" in caplog.text
+
+
+def test_all_parts_at_fault_are_found_at_once(grammars: Grammars) -> None:
+    schemas: Any = {f"p{number}": {"items": [1]} if number % 2 else {} for number in range(9)}
+    parts = tuple((name, Grammar(GrammarKind.JSON_SCHEMA, json.dumps(each), name)) for name, each in schemas.items())
+    error = grammars.compile(Grammar(GrammarKind.LARK, "start: absent", "tools", parts)).exception(TIMEOUT_S)
+    assert isinstance(error, RefusedGrammar)
+    assert (error.param, error.odd, error.message[:20]) == ("p1", ["p1", "p3", "p5", "p7"], "p1: p1: at items.0: ")
 
 
 def slow(name: str) -> Grammar:

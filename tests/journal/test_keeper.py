@@ -106,9 +106,7 @@ def swapped(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("settle", [False, True])
-async def test_the_last_word_counts_in_one_batch_and_over_several(
-    journal: Journal, tmp_path: Path, settle: bool
-) -> None:
+async def test_the_last_word_counts_in_a_batch_and_over_several(journal: Journal, tmp_path: Path, settle: bool) -> None:
     keeper, kept, cleared = SessionKeeper(journal), session(1), session(2)
     for breakpoints in ({STEER.id: STEER}, {STEER.id: STEER, WATCH.id: WATCH}, {WATCH.id: WATCH}):
         kept.breakpoints = cleared.breakpoints = dict(breakpoints)

@@ -29,9 +29,10 @@ ROWS: list[dict[str, Any]] = [
 
 REQUEST = {"timestamp": 0, "input_length": 700, "output_length": 4, "hash_ids": [7, 8]}
 ROUND = {"session_id": "s", "round_index": 0, "input_tokens_total": 300, "output_tokens": 4}
+TIMES = [[{"event_type": "tool_result", "timestamp": f"2026-01-01T0{hour}:00:00Z"}] for hour in (5, 1)]
 TALK = [{"role": role, "content": f"{role} says so"} for role in ("user", "assistant") * 2]
 FORMS: dict[str, tuple[int, list[dict[str, Any]]]] = {
-    "Mooncake": (512, [REQUEST, {**REQUEST, "timestamp": 300, "hash_ids": [7, 9]}]),
+    "Mooncake": (512, [{**REQUEST, "timestamp": 300, "hash_ids": [7, 9]}, REQUEST]),
     "TraceLab": (300, [ROUND, {**ROUND, "round_index": 1, "input_tokens_total": 400}]),
     "conversations": (len(TALK[0]["content"]), [{"id": "c", "messages": TALK}]),
 }
@@ -98,6 +99,13 @@ def test_each_conversation_is_replayed_in_its_session_with_its_delays(tmp_path: 
         ([REQUEST, {**REQUEST, "hash_ids": [7]}], "", "request 2: hash_ids must be one for each 512 tokens"),
         ([{**ROUND, "output_tokens": -1}], "", "line 1: output_tokens: Input should be greater"),
         ([{"id": "c", "messages": TALK[:1]}], "", "no message of the assistant that answers another"),
+        ([{"prompt": "x"}], "", "line 1: no known form: a line has hash_ids (Mooncake's), round_index (TraceLab's)"),
+        ([ROUND, {**ROUND, "session_id": "t"}, ROUND], "", "session s: two rounds have round_index 0"),
+        (
+            [{**ROUND, "round_index": n, "timing_events": TIMES[n]} for n in (0, 1)],
+            "",
+            "call 1: timing_events: must not",
+        ),
     ],
 )
 def test_a_trace_that_cannot_be_replayed_is_one_line(

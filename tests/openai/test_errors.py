@@ -64,7 +64,7 @@ def test_more_than_the_context_is_a_bad_request(sdk: Any, stream: bool, size: in
         ({"messages": [reply(function_call={"name": "f", "arguments": "{}"})]}, "messages.0.function_call"),
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages.0.content.0.type"),
         ({"messages": [reply(content=[{"type": "refusal"}])]}, "messages.0.content.0.refusal"),
-        ({"messages": [reply(content=None)]}, "messages.0"),
+        ({"messages": [reply(content=None)]}, "messages.0.content"),
         ({"messages": [reply(tool_calls=[WRONG_CALL])]}, "messages.0.tool_calls.0.function.arguments"),
     ],
 )
@@ -73,7 +73,7 @@ def test_a_bad_chat_field_is_named(sdk: Any, wrong: Any, param: str) -> None:
         sdk.chat.completions.create(**{"model": MODEL, "messages": CHAT, **wrong})
     assert (caught.value.type, caught.value.code) == ("invalid_request_error", "field_out_of_range")
     assert str(caught.value.param).startswith(param)
-    assert param.rsplit(".", 1)[-1] in caught.value.message or param == "messages.0"
+    assert param.rsplit(".", 1)[-1] in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -198,9 +198,7 @@ def choosy(choosy_model: Reference) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_calls_that_the_template_writes_are_those_of_transformers(
-    choosy: httpx.Client, choosy_model: Reference
-) -> None:
+def test_calls_that_a_template_writes_are_those_of_transformers(choosy: httpx.Client, choosy_model: Reference) -> None:
     def chat(arguments: object) -> list[dict[str, Any]]:
         call = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": arguments}}
         answer = {"role": "tool", "tool_call_id": "c1", "content": "12:00"}

@@ -101,7 +101,7 @@ def wait_until_idle(http: httpx.Client, *, sessions: int) -> None:
     wait_until(lambda: [memory(http)[name] for name in names] == [0, 0, sessions])
 
 
-def test_a_stream_that_is_closed_frees_everything(http: httpx.Client) -> None:
+def test_a_stream_that_is_closed_frees_everything(http: httpx.Client, slow_steps: None) -> None:
     before = memory(http)
     with http.stream("POST", PATH, json={**LONG, "stream": True}) as stream:
         lines = stream.iter_lines()  # kept: without it the stream would be closed
@@ -112,14 +112,14 @@ def test_a_stream_that_is_closed_frees_everything(http: httpx.Client) -> None:
     assert memory(http)["data"]["device"]["owned_bytes"] <= before["data"]["device"]["owned_bytes"]
 
 
-def test_a_call_that_does_not_stream_is_given_up_too(http: httpx.Client) -> None:
+def test_a_call_that_does_not_stream_is_given_up_too(http: httpx.Client, slow_steps: None) -> None:
     before = memory(http)
     with pytest.raises(httpx.ReadTimeout):
         http.post(PATH, json=LONG, timeout=0.3)
     wait_until_idle(http, sessions=before["sessions"])
 
 
-def test_a_bound_session_outlives_its_client(http: httpx.Client) -> None:
+def test_a_bound_session_outlives_its_client(http: httpx.Client, slow_steps: None) -> None:
     before = memory(http)
     call = {**LONG, "prompt": "x", "n": 1, "stream": True}
     with http.stream("POST", PATH, json=call, headers={"X-Session-ID": "left"}) as stream:

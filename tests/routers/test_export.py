@@ -90,8 +90,7 @@ def test_an_empty_session_can_be_taken_along(http: httpx.Client) -> None:
     generate(http, session, PROMPT)
 
 
-def test_a_session_with_a_turn_in_it_is_not_exported(http: httpx.Client, session: str) -> None:
-    """Its turn goes on for hundreds of milliseconds after its stream has begun."""
+def test_a_session_with_a_turn_in_it_is_not_exported(http: httpx.Client, session: str, slow_steps: None) -> None:
     with streaming(http, session, token_ids=PROMPT, max_tokens=900, ignore_eos=True):
         exported = http.get(f"{session}/export")
     assert "cannot export" in assert_error(exported, 409, "wrong_state")

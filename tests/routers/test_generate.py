@@ -66,13 +66,14 @@ def test_a_stop_string_cuts_text_and_history(http: httpx.Client, session: str, s
     assert http.post(f"{session}/generate", json={**PROMPT, "max_tokens": 1}).status_code == 200
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_a_client_that_leaves_a_whole_answer_cancels_its_turn(http: httpx.Client, session: str) -> None:
     with pytest.raises(httpx.ReadTimeout):
         http.post(f"{session}/generate", json={**PROMPT, "max_tokens": 1000}, timeout=0.05)
     assert wait_until_idle(http, session)["tokens"] < 1004
 
 
-def test_a_session_that_is_closed_ends_its_stream(http: httpx.Client, session: str) -> None:
+def test_a_session_that_is_closed_ends_its_stream(http: httpx.Client, session: str, slow_steps: None) -> None:
     with streaming(http, session, **PROMPT, max_tokens=900) as stream:
         next(stream)
         assert http.delete(session).status_code == 204

@@ -184,9 +184,7 @@ def test_a_turn_whose_client_never_comes_back_is_cancelled_and_told_as_it_is(mon
         ("/v1/responses", {"input": "hi", "max_output_tokens": 8, "store": False}),
     ],
 )
-def test_calls_of_other_apis_are_answered_once(
-    http: httpx.Client, path: str, body: dict[str, Any], stream: bool
-) -> None:
+def test_calls_of_other_apis_get_one_answer(http: httpx.Client, path: str, body: dict[str, Any], stream: bool) -> None:
     asked, headers = {"model": "tiny-llama", **body, "stream": stream}, keyed()
     first, again = (http.post(path, json=asked, headers=headers) for _ in range(2))
     assert first.status_code == 200

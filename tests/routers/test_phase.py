@@ -53,6 +53,7 @@ def test_a_bad_field_changes_nothing(
     assert http.get(session).json()["phase"] == "compute"
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_a_session_with_a_turn_in_it_computes_whatever_it_says(http: httpx.Client, session: str) -> None:
     with streaming(http, session, **PROMPT, max_tokens=900) as stream:
         next(stream)

@@ -1,7 +1,7 @@
 """A step that the device may still be running, and its results: next tokens, prompt scores, what rows left behind."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
@@ -22,7 +22,7 @@ from app.gpu.state.segments import Row
 
 @dataclass(slots=True)
 class StepResult:
-    """Results of a step's rows. A row whose logits are not finite is `broken`, whatever else it has."""
+    """Results of a step's rows. A row is `broken`, whatever else it has, if logits that it needs are not numbers."""
 
     sampled: dict[Row, list[Sampled]] = field(default_factory=dict)
     """Each row's next token, and those that were chosen after its drafted tokens."""
@@ -57,14 +57,13 @@ class LaunchedStep:
         self._requests, self._streams = requests, streams
         self._actions: BoundaryActions | None = None
         self._done: Event = PASSED
-        self._edited = [row for row in rows if (row.path.new_edits or row.sequence.interventions) and row.outputs]
         self._next_tokens: dict[Row, Tensor] = {}
         """Of rows that score a prompt: the tokens that follow each of theirs in the history; its last has none."""
         self._scores: dict[Row, ReadReport] = {}
         self._choosing: Places | None = None
         """Which logits choose a token, where some do not."""
         scoring = [row for row in rows if row.scores_prompt]
-        if scoring or self._edited:
+        if scoring:
             ends = np.cumsum([row.outputs for row in rows]).tolist()
             self._spans = {row: slice(end - row.outputs, end) for row, end in zip(rows, ends, strict=True)}
             """Where in the step's logits each row's are."""
@@ -88,10 +87,6 @@ class LaunchedStep:
     def launch(self, logits: Tensor, actions: BoundaryActions | None = None) -> None:
         """Launch the work on the step's logits, `[outputs, vocab_size]`, in place. Waits for the masks of grammars."""
         self._actions, download = actions, Download(self._streams)
-        if self._edited:
-            first, end = self._spans[self._edited[0]].start, self._spans[self._edited[-1]].stop
-            largest = torch.linalg.vector_norm(logits[first:end], ord=math.inf, dim=-1)  # NaN, if one is that
-            self._largest = download.fetch(largest), first
         for row, next_tokens in self._next_tokens.items():
             count, top = len(next_tokens), row.turn.sampling.prompt_logprobs or 0
             scored = log_probabilities(logits[self._spans[row]][:count])
@@ -101,12 +96,14 @@ class LaunchedStep:
             raw = None if self._reported is None else log_probabilities(logits[self._reported])
             if self._mask is not None:
                 self._mask.apply(logits)
-            self.tokens = choose(logits, self._inputs, on_host=self._streams.on_host)
-            self._chosen = download.fetch(self.tokens)
+            self.tokens, highest = choose(logits, self._inputs, on_host=self._streams.on_host)
+            # One copy: a token that was chosen among logits that are no numbers is its complement. A grammar may leave
+            # a row without a token, whose logits are all minus infinity then.
+            self._chosen = download.fetch(torch.where(highest < math.inf, self.tokens, ~self.tokens))
             if raw is not None:
                 tops = [self._requests[i].params.logprobs or 0 for i in self._reporting]
                 self._report = report(raw, self.tokens[self._reported], tops, download)
-        if self._edited or self._next_tokens or self._requests:
+        if self._next_tokens or self._requests:
             self._done = download.finish()
 
     @property
@@ -126,29 +123,37 @@ class LaunchedStep:
         result = StepResult()
         if self._actions is not None:
             result.stopped, result.captured = self._actions.stopped, self._actions.captured
-        if self._edited:
-            largest, first = self._largest
-            finite = largest.isfinite().numpy()
-            for row in self._edited:
-                span = self._spans[row]
-                if not finite[span.start - first : span.stop - first].all():
-                    result.broken.add(row)
         for row, read in self._scores.items():
             result.scores[row] = read()
+            if any(math.isnan(score.logprob) for score in result.scores[row]):
+                result.broken.add(row)
         if self._requests:
             sampled, end = self.sampled(), 0
+            odd = set(np.flatnonzero(self._chosen.numpy() < 0).tolist())
             for row in self.rows:
                 if row.samples:
                     begin, end = end, end + 1 + len(row.draft)
                     result.sampled[row] = sampled[begin:end]
+                    if odd and _is_broken(row, sampled, begin, odd):
+                        result.broken.add(row)
         return result
 
     def sampled(self) -> list[Sampled]:
         """One token per request, once the step is over."""
-        sampled = [Sampled(token, None) for token in self._chosen.tolist()]
+        sampled = [Sampled(token if token >= 0 else ~token, None) for token in self._chosen.tolist()]
         for i, logprobs in zip(self._reporting, self._report(), strict=True):
             sampled[i] = Sampled(logprobs.token_id, logprobs)
         return sampled
+
+
+def _is_broken(row: Row, sampled: Sequence[Sampled], begin: int, odd: Collection[int]) -> bool:
+    """Whether one of the row's tokens from place `begin` on is `odd`, up to the first draft that was not chosen."""
+    for place, drafted in enumerate((*row.draft, None), begin):
+        if place in odd:
+            return True
+        if drafted is not None and sampled[place].token_id != drafted.token_id:
+            return False
+    return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ keys and values are random.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -150,7 +151,8 @@ def _empty_pool(stack: LayerStack, blocks: int, layers: int) -> Tensor:
 def _require_same(stack: LayerStack, logits: Tensor, expected: Tensor, where: str) -> None:
     error = float(torch.dist(logits, expected) / expected.norm())
     if not error < TOLERANCE[stack.dtype]:
-        raise ValueError(f"run layer by layer, its logits are off by {error:.0%}{where}")
+        told = f"off by {error:.0%}" if math.isfinite(error) else "not finite"
+        raise ValueError(f"run layer by layer, its logits are {told}{where}")
 
 
 def window_of_mask(mask: Tensor | None) -> int | None:

@@ -44,7 +44,7 @@ from app.gpu.models.proof import LENGTH, TOKENS, Past, make_past, prove, prove_f
 from app.gpu.state.layer_state import FoldState, LayerState, SharedState, aligned, attention_state
 from app.gpu.weights.checkpoint import GgufFile
 from app.gpu.weights.quantized import QuantizedFolder
-from app.gpu.weights.source import RandomWeights, TensorFormat
+from app.gpu.weights.source import RandomWeights, TensorFormat, require_finite
 from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel
 from app.model_store.tensors import is_indexed
@@ -113,7 +113,10 @@ def _load_modules(model: ResolvedModel, device: torch.device, dtype: torch.dtype
     wrong = {kind: sorted(map(str, names)) for kind, names in report.items() if names}
     if wrong:
         raise BrokenModel(f"the weights in {folder} do not fit the model: {wrong}", param="model")
-    return modules.to(device)
+    modules = modules.to(device)
+    for name, parameter in modules.named_parameters():
+        require_finite(name, parameter, folder)
+    return modules
 
 
 class _Recorder(nn.Module):

@@ -194,8 +194,9 @@ def _fill(matchers: Sequence[Matcher], bits: NDArray[np.int32]) -> None:
             row.fill(-1)
 
 
-def choose(logits: Tensor, inputs: SamplingInputs, *, on_host: bool) -> Tensor:
-    """One token per row, `[rows]` int64. `logits` is float32 `[rows, vocab_size]`, dense; it is changed in place.
+def choose(logits: Tensor, inputs: SamplingInputs, *, on_host: bool) -> tuple[Tensor, Tensor]:
+    """One token per row, `[rows]` int64, and each row's highest logit, which is NaN if one of the row's is. `logits` is
+    float32 `[rows, vocab_size]`, dense; it is changed in place.
 
     `on_host`: the device is the CPU.
     """
@@ -210,12 +211,15 @@ def choose(logits: Tensor, inputs: SamplingInputs, *, on_host: bool) -> Tensor:
         flat.index_copy_(0, tokens, torch.where(value > 0, value / penalty, value * penalty))
     if "counts" in changes:
         flat.index_add_(0, *changes["counts"], alpha=-1)
-    # On a CPU through NumPy, which takes a tenth of PyTorch's time for it.
-    chosen = torch.from_numpy(logits.numpy().argmax(axis=-1)) if on_host else logits.argmax(dim=-1)
+    if on_host:  # through NumPy, which takes a tenth of PyTorch's time for it
+        chosen = torch.from_numpy(logits.numpy().argmax(axis=-1))
+        highest = logits.gather(1, chosen[:, None])[:, 0]
+    else:
+        highest, chosen = logits.max(dim=-1)
     for rows, uniforms, temperatures, limits in every_draw:
         probabilities = torch.softmax(logits[rows] / temperatures, dim=-1)
         chosen.index_copy_(0, rows, _draw(probabilities, uniforms, limits, on_host))
-    return chosen
+    return chosen, highest
 
 
 def _draw(probabilities: Tensor, uniforms: Tensor, limits: Limits | None, on_host: bool) -> Tensor:

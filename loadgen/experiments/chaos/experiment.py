@@ -46,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The model, and the fields of `ChaosPlan`."""
     add_output(parser)
     parser.add_argument(
-        "--model", metavar="MODEL", help=f"what `djinn serve --model` takes (default: {default_model()})"
+        "--model", metavar="MODEL", help=f"as `djinn serve --model` has it (default: {default_model()})"
     )
     add_plan_options(parser, ChaosPlan)
 

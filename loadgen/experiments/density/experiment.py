@@ -85,13 +85,7 @@ def _schedule(targets: Sequence[Access], repeats: int) -> Iterator[tuple[int, Ac
 
 
 async def _attempt(
-    target: Access,
-    plan: Plan,
-    repeat: int,
-    watched: Watched,
-    attempt: Attempt,
-    console: Console,
-    anything: bool,
+    target: Access, plan: Plan, repeat: int, watched: Watched, attempt: Attempt, console: Console, anything: bool
 ) -> None:
     """One run. What stands in its way is raised while there is nothing to lose, and else becomes the run's failure."""
     try:

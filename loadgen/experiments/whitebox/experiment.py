@@ -36,11 +36,7 @@ from loadgen.targets.djinn import between, quantile
 CONFIDENCE = 0.95
 RESTORE_MS, DISPATCH_MS, KEPT = Target(2.0), Target(0.1), Target(0.99, at_least=True)
 WAITS, SECONDS, TRIALS, STEERED = "waits", "tokens by second", "trials", "steered turns"
-PARTS = {
-    "token accuracy": run_trials,
-    "steering": run_steered,
-    "throughput of the others": measure_windows,
-}
+PARTS = {"token accuracy": run_trials, "steering": run_steered, "throughput of the others": measure_windows}
 
 
 async def prepare(bench: Bench[WhiteboxPlan]) -> tuple[tuple[int, ...], tuple[TokenIds, ...]]:

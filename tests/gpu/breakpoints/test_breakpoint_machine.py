@@ -456,3 +456,4 @@ TestBoth = pytest.mark.long(BothBreakpointMachine.TestCase)
 TestReplayed = ReplayedBreakpointMachine.TestCase
 for case in (TestDropping, TestTiered, TestWindow, TestMixed, TestHybrid, TestBoth, TestReplayed):
     case.settings = SETTINGS
+del case  # which pytest would run too

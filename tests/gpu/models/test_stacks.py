@@ -299,10 +299,12 @@ def test_the_text_model_of_one_that_sees_images_runs_on_own_layers(kind: str, ca
 def test_transformers_modules_need_all_their_weights_and_no_others(tmp_path: Path) -> None:
     oracle = build_model(tiny_config("gpt_neox"))
     state = oracle.state_dict()
-    lost = state.pop("gpt_neox.layers.1.mlp.dense_h_to_4h.weight")
+    lost = state.pop(name := "gpt_neox.layers.1.mlp.dense_h_to_4h.weight")
     with pytest.raises(BrokenModel, match=r"layers\.1\.mlp\.dense_h_to_4h"):
         load(oracle.config, save_model(oracle, tmp_path / "missing", state_dict=state))
-    state |= {"gpt_neox.layers.1.mlp.dense_h_to_4h.weight": lost, "gpt_neox.extra": torch.ones(3)}
+    with pytest.raises(BrokenModel, match=r"dense_h_to_4h\.weight' in .* not finite as float32"):
+        load(oracle.config, save_model(oracle, tmp_path / "odd", state_dict={**state, name: lost / 0}))
+    state |= {name: lost, "gpt_neox.extra": torch.ones(3)}
     with pytest.raises(BrokenModel, match=r"gpt_neox\.extra"):
         load(oracle.config, save_model(oracle, tmp_path / "left", state_dict=state))
     (tmp_path / "left" / "model.safetensors").write_bytes(b"not safetensors")

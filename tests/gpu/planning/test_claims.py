@@ -86,9 +86,7 @@ def test_prompts_of_one_length_are_computed_one_after_the_other(driver: Driver) 
 
 
 @pytest.mark.parametrize(("tenant", "steps"), [("", 16), ("other", 2 * 32 - 1)])
-def test_prompts_leave_most_of_a_step_while_there_are_other_turns(
-    model: ResolvedModel, tenant: str, steps: int
-) -> None:
+def test_prompts_leave_most_of_a_step_while_others_have_turns(model: ResolvedModel, tenant: str, steps: int) -> None:
     """A prompt of another tenant takes half of that part, in every second step."""
     driver = Driver(make_engine(model, max_draft_tokens=0))
     alone = driver.submit(driver.open(), prompt(1, 4 * STEP_TOKENS), 200)

@@ -83,13 +83,17 @@ def test_a_sharded_bfloat16_folder_loads_as_float32(tmp_path: Path) -> None:
         ("model.layers.2.self_attn.k_proj.weight", None, "no tensor 'NAME'"),
         ("model.layers.0.self_attn.q_proj.bias", torch.ones(48), "no use for: NAME"),
         ("model.norm.weight", torch.ones(7), r"'NAME'.* is \(7,\), must be \(48,\)"),
+        ("model.norm.weight", torch.full((48,), torch.nan), "'NAME' in .* not finite as float32"),
+        (
+            "model.embed_tokens.weight",
+            torch.ones(67, 48).index_fill(0, torch.tensor([9]), torch.inf),
+            "'NAME'.* not fin",
+        ),
     ],
-    ids=["missing", "left over", "of another shape"],
+    ids=["missing", "left over", "of another shape", "not numbers", "infinite"],
 )
 @pytest.mark.usefixtures("llama")
-def test_tensors_that_are_not_the_models_are_named(
-    tmp_path: Path, name: str, becomes: Tensor | None, said: str
-) -> None:
+def test_tensors_that_are_not_a_models_are_named(tmp_path: Path, name: str, becomes: Tensor | None, said: str) -> None:
     rewrite(tmp_path, lambda tensors: tensors.pop(name) if becomes is None else tensors.update({name: becomes}))
     with pytest.raises(BrokenModel, match=said.replace("NAME", re.escape(name))):
         load(tmp_path)

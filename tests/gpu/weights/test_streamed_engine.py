@@ -178,9 +178,7 @@ def logits_of(loaded: LoadedModel, *, lend: bool) -> list[torch.Tensor]:
 @on_a_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("share", [0.3, 0.8])
-def test_logits_of_a_gpu_are_the_same(
-    tiny_mistral: TinyModel, tmp_path: Path, dtype: torch.dtype, share: float
-) -> None:
+def test_logits_of_a_gpu_are_equal(tiny_mistral: TinyModel, tmp_path: Path, dtype: torch.dtype, share: float) -> None:
     size = tiny_mistral.stack.parameter_bytes * dtype.itemsize // 4
     given: dict[str, Any] = {"device": "cuda", "dtype": dtype_name(dtype), "cache_dir": tmp_path}
     settings = [Settings(weights_device=budget, **given).engine() for budget in (None, int(size * share))]

@@ -10,12 +10,10 @@ import pytest
 
 from client import AsyncDjinn
 from client.errors import ConnectionLost, DjinnError, ServerError, Timeout
-from loadgen.cli import main
 from loadgen.experiments.chaos.agents import Mirror, SessionAgent
 from loadgen.experiments.chaos.experiment import judge
 from loadgen.experiments.chaos.plan import ChaosPlan, Fault, Findings, Notes
 from loadgen.report.tables import Outcome, Row
-from tests.loadgen.experiments.conftest import result, value
 from tests.serving import serve
 from tests.waiting import until
 
@@ -130,13 +128,3 @@ async def test_a_session_that_is_gone_is_found(url: str, tmp_path: Path) -> None
         findings = await found(url, twin, tmp_path, close)
     assert "the session is gone" in {one["message"] for one in findings.unexpected}
     assert not findings.wrong
-
-
-@pytest.mark.long
-@pytest.mark.timeout(400)
-def test_a_cluster_says_what_a_single_server_says_while_replicas_die_and_sessions_move(tmp_path: Path) -> None:
-    done = "--minutes 1 --every 20 --agents 4 --replicas 2 --moves-per-second 2 --model random:tiny-llama"
-    assert main(["chaos", *done.split(), "--output", str(tmp_path)]) == 0
-    found = result(tmp_path, "A cluster of 2 replicas", "ways of turns to their owners")
-    assert value(found, "sessions that exactly one replica has") > 0
-    assert value(found, "sessions moved") > 0

@@ -264,7 +264,7 @@ def test_responses_give_way_to_calls_of_other_routes(small: tuple[Any, httpx.Cli
         assert_error(http.post("/v1/responses", json=reference), 404, "not_found", param="input")
 
 
-def test_a_running_response_stays(small: tuple[Any, httpx.Client]) -> None:
+def test_a_running_response_stays(small: tuple[Any, httpx.Client], slow_steps: None) -> None:
     sdk, http = small
     idle = sdk.responses.create(**GREEDY, input="Idle")
     with sdk.responses.create(**LONG, stream=True) as stream:
@@ -277,7 +277,7 @@ def test_a_running_response_stays(small: tuple[Any, httpx.Client]) -> None:
     http.delete(f"/v1/sessions/{opened}").raise_for_status()
 
 
-def test_a_response_whose_client_left_before_it_heard_of_it_is_forgotten(openai_url: str, http: httpx.Client) -> None:
+def test_a_response_whose_client_left_early_is_forgotten(openai_url: str, http: httpx.Client, slow_steps: None) -> None:
     def sessions() -> list[str]:
         return [session["state"] for session in http.get("/v1/sessions", params={"limit": 100}).json()["data"]]
 

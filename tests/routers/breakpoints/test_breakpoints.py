@@ -55,7 +55,7 @@ def test_breakpoints_are_listed_in_order_and_removed(http: httpx.Client, session
     assert http.delete(f"{session}/breakpoints").status_code == 204
 
 
-def test_a_breakpoint_can_be_armed_while_the_turn_runs(http: httpx.Client, session: str) -> None:
+def test_a_breakpoint_can_be_armed_while_the_turn_runs(http: httpx.Client, session: str, slow_steps: None) -> None:
     with streaming(http, session, **{**TURN, "max_tokens": 900}) as stream:
         next(stream)
         armed = arm(http, session, when={"pass": "decode"})

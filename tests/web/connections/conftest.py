@@ -28,7 +28,7 @@ PATIENCE_S = 30.0
 """How long a test waits for what must come."""
 HEADER = b"Host: localhost\r\n"
 GET = b"GET /health HTTP/1.1\r\n" + HEADER + b"\r\n"
-QUIET_S = 0.7
+QUIET_S = 1.3
 """How long the routes of the tests say nothing: longer than any deadline that the tests set."""
 LIMIT = 300_000
 """Bytes that a body or a message may have on the shared server."""

@@ -1,0 +1,60 @@
+"""What is wrong in a JSON schema, where the compiler of grammars does not say it: endless references, and the place."""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Any
+
+ENDLESS = "a $ref leads back to itself, so that no value can follow it"
+
+
+def is_endless(schema: object) -> bool:
+    """Whether a `$ref` leads to itself through others alone. llguidance finds that in the middle of an answer."""
+    left, seen = [schema], set[int]()
+    while left:
+        node: Any = left.pop()
+        left.extend(node.values() if isinstance(node, dict) else node if isinstance(node, list) else ())
+        chain = set[int]()
+        while isinstance(node, dict) and id(node) not in seen:
+            seen.add(id(node))
+            chain.add(id(node))
+            node = _referred(schema, node.get("$ref"))
+        if id(node) in chain:
+            return True
+    return False
+
+
+def _referred(schema: Any, reference: object) -> object:
+    """What a JSON pointer leads to (RFC 6901); None: nothing here."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    for name in filter(None, reference[1:].split("/")):
+        name = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(schema, list):
+            schema = dict(enumerate(schema)).get(int(name)) if name.isdecimal() else None
+        else:
+            schema = schema.get(name) if isinstance(schema, dict) else None
+    return schema
+
+
+def path_of(schema: object, is_refused: Callable[[object], bool]) -> list[str]:
+    """The path to the value that a refused JSON schema is refused for: without it and all that follows it, the schema
+    is not. Definitions, to which others refer, count as the first. Tries as many schemas as a search in a sorted list.
+    """
+    children: list[tuple[Any, object]] = []
+    if isinstance(schema, dict):
+        children = sorted(schema.items(), key=lambda child: child[0] not in ("$defs", "definitions"))
+    elif isinstance(schema, list):
+        children = list(enumerate(schema))
+
+    def first(count: int) -> object:
+        return dict(children[:count]) if isinstance(schema, dict) else [child for _, child in children[:count]]
+
+    def with_last(count: int, last: object) -> object:
+        kept = first(count)
+        return {**kept, children[count][0]: last} if isinstance(kept, dict) else [*kept, last]  # type: ignore[misc]
+
+    if not children or is_refused(first(0)):
+        return []
+    at = bisect_left(range(len(children)), True, lo=1, key=lambda count: is_refused(first(count))) - 1
+    name, child = children[at]
+    return [str(name), *path_of(child, lambda changed: is_refused(with_last(at, changed)))]
