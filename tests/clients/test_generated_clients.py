@@ -98,6 +98,7 @@ def document(url: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.rare
 def test_openapi_python_client(url: str, document: Path, tmp_path: Path) -> None:
     openapi_python_client(document, tmp_path / "plain_client")
     run_program(python_environment(), PROGRAMS / "plain_python.py", tmp_path, url)

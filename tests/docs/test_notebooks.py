@@ -61,8 +61,8 @@ SHOWN = {
     ),
     "which-head-moves-the-name": ("streams.clean > 1 > -1 > streams.corrupted", "heads.tables[0].best(1)[0][2] > 0.4"),
 }
-"""Those that compute for more than a minute are run by `make notebooks` alone."""
-RARE = ("resume-or-recompute", "which-head-moves-the-name")
+"""Those that compute for about a minute or longer are run by `make notebooks` and `make test-rare`."""
+RARE = ("kv-cache-anatomy", "resume-or-recompute", "which-head-moves-the-name")
 
 
 @pytest.mark.long

@@ -456,4 +456,5 @@ TestBoth = pytest.mark.long(BothBreakpointMachine.TestCase)
 TestReplayed = ReplayedBreakpointMachine.TestCase
 for case in (TestDropping, TestTiered, TestWindow, TestMixed, TestHybrid, TestBoth, TestReplayed):
     case.settings = SETTINGS
+TestBoth.settings = settings(SETTINGS, max_examples=10)  # the same paths as Hybrid, and few more
 del case  # which pytest would run too

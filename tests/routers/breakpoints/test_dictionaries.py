@@ -116,9 +116,7 @@ def test_features_are_those_of_saelens(http: httpx.Client, tmp_path: Path, kind:
 
 
 @pytest.mark.parametrize("kind", ["standard", "jumprelu", "gated", "topk"])
-def test_an_edit_changes_what_a_feature_writes_and_leaves_the_rest(
-    http: httpx.Client, tmp_path: Path, kind: str
-) -> None:
+def test_an_edit_changes_what_a_feature_writes_and_nothing_else(http: httpx.Client, tmp_path: Path, kind: str) -> None:
     sae, plain, session = make(kind), open_session(http), open_session(http)
     sae.save_model(tmp_path)
     upload(http, tmp_path).raise_for_status()
