@@ -183,9 +183,7 @@ def test_a_backup_that_is_told_to_end_leaves_nothing(
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_power_cut_after_it_takes_nothing_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
-) -> None:
+def test_a_power_cut_after_it_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool) -> None:
     folder, target = with_kv(tmp_path / "state"), tmp_path / "copy"
     if is_there:
         target.mkdir()
