@@ -217,9 +217,7 @@ def test_replicas_ask_etcd_where_it_listens() -> None:
     assert served(arguments_of_replica(0)).cluster == "etcd://" + ",".join(f"{host}:2379" for host in hosts)
     (container,) = etcd["template"]["spec"]["containers"]
     (members,) = (each for each in container["args"] if each.startswith("--initial-cluster="))
-    assert [each.split("=")[1] for each in members.partition("=")[2].split(",")] == [
-        f"http://{it}:2380" for it in hosts
-    ]
+    assert [one.split("=")[1] for one in members.partition("=")[2].split(",")] == [f"http://{it}:2380" for it in hosts]
     assert settings_of_compose("r0").cluster == "etcd://etcd:2379"
 
 

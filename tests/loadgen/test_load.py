@@ -34,11 +34,9 @@ def test_a_replayed_trace_is_what_is_in_the_file_and_its_prompts_have_room_for_t
     trace = plan_trace(BASE)
     write_trace(trace, tmp_path / "trace.jsonl")
     assert plan_trace(Replay(trace=tmp_path / "trace.jsonl")) == trace
-    halved = plan_trace(Replay(trace=tmp_path / "trace.jsonl", time_scale=0.5))
-    assert [agent.arrival_s for agent in halved] == [agent.arrival_s / 2 for agent in trace]
-    assert [turn.think_s for turn in earlier_turns(halved)] == [
-        (turn.think_s or 0) / 2 for turn in earlier_turns(trace)
-    ]
+    half = plan_trace(Replay(trace=tmp_path / "trace.jsonl", time_scale=0.5))
+    assert [agent.arrival_s for agent in half] == [agent.arrival_s / 2 for agent in trace]
+    assert [turn.think_s for turn in earlier_turns(half)] == [(turn.think_s or 0) / 2 for turn in earlier_turns(trace)]
     short = AgentPlan(0.0, (TurnPlan(20, 1, None, None, tool=False),))
     write_trace((*trace[:3], short), tmp_path / "short.jsonl")
     with pytest.raises(LoadgenError, match="must be less than the 20 tokens with which agent 3"):

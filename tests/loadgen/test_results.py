@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from loadgen.errors import LoadgenError
 from loadgen.report.page import write_outputs
 from loadgen.report.report import Chart, Report, read_report, write_report
-from loadgen.report.tables import Figure, Row, Spread, Table, Target, all_of, exact, pivot, to_markdown
+from loadgen.report.tables import Figure, Row, Spread, Table, Target, all_of, exact, pivot, to_markdown, to_rich
 
 NAMES = ("djinn & co", "<script>", "$5 a_b", "_hidden")
 POINTS: list[Row] = [{"of": n, "x": x, "y": x * place} for place, n in enumerate(NAMES) for x in (1.0, 2.0)]
@@ -90,3 +91,12 @@ def test_the_page_is_whole_has_everything_and_loads_nothing_and_its_charts_are_p
     pictures = [f"{data.stem}-figure-1.png", f"{data.stem}-figure-1-2.png"]
     assert [path.name for path in more] == [*pictures, f"{data.stem}.csv"]
     assert all(path.stat().st_size > 1000 for path in more[:2])
+
+
+def test_columns_that_do_not_fit_come_below_with_what_rows_are_of(capsys: pytest.CaptureFixture[str]) -> None:
+    rows: list[Row] = [{"of": "djinn", "at once": n} | {f"figure number {i}": n + i for i in range(6)} for n in (1, 2)]
+    Console(width=60).print(to_rich([Table("t", rows)]))
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 60
+    assert shown.count("djinn") == shown.count("at once") == 3
+    assert all(f"figure number {i}" in shown for i in range(6))

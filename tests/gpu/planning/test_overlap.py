@@ -140,12 +140,8 @@ def one_turn(told: Told, *, sampling: SamplingParams = GREEDY, armed: Breakpoint
         # The step at position 7 is planned when the tokens before it are known.
         pytest.param(partial(one_turn, armed=CAPTURE(When(position=7))), 60, 3, id="one that is met once"),
         pytest.param(partial(one_turn, armed=STEER()), 60, 4, id="an edit that is always made"),
-        pytest.param(
-            partial(one_turn, armed=STEER(When(Pass.DECODE, every=2))), 60, 2, id="one made at even positions"
-        ),
-        pytest.param(
-            partial(one_turn, armed=STEER(When(position=7), once=True)), 60, 2, id="an edit that is made once"
-        ),
+        pytest.param(partial(one_turn, armed=STEER(When(Pass.DECODE, every=2))), 60, 2, id="made at even positions"),
+        pytest.param(partial(one_turn, armed=STEER(When(position=7), once=True)), 60, 2, id="an edit made once"),
         # Eleven tokens, of which the last is never computed, need three blocks of four.
         pytest.param(one_turn, 3, 4, id="just enough blocks"),
     ],
