@@ -43,8 +43,8 @@ def test_the_process_that_speaks_http_never_has_pytorch(roomy_model: Path) -> No
 
 @pytest.mark.parametrize(("model", "starts"), [("random:tiny-llama", 1), pytest.param("m.gguf", 2, marks=LONG)])
 def test_a_model_is_loaded_without_transformers_at_its_first_start_too(model: str, starts: int, tmp_path: Path) -> None:
-    tokenizer = tiny_tokenizer()
-    write_gguf(tmp_path / "m.gguf", tiny_llama(tokenizer.get_vocab_size()), tokenizer)
+    if model.endswith(".gguf"):
+        write_gguf(tmp_path / model, tiny_llama((tokenizer := tiny_tokenizer()).get_vocab_size()), tokenizer)
     command = [sys.executable, "-c", LOAD, model, "cache"]
     for _ in range(starts):
         told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
