@@ -116,9 +116,7 @@ def home_of(servers: Pair, talk: Talk) -> str:
 def ask(client: OpenAI, chain: Chain) -> Response:
     headers = {} if chain.name is None else {"X-Session-ID": chain.name}
     with client.responses.connect(extra_headers=headers) as connection:
-        connection.response.create(
-            model=MODEL, input="Two", max_output_tokens=TOKENS, previous_response_id=chain.ids[-1]
-        )
+        connection.response.create(model=MODEL, input="2", max_output_tokens=TOKENS, previous_response_id=chain.ids[-1])
         for event in connection:
             assert event.type != "error", event
             if event.type in ("response.completed", "response.incomplete"):

@@ -1,6 +1,7 @@
 """How the CPU kernels are compiled, and where their machine code is kept."""
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import logging
@@ -11,8 +12,8 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from types import FunctionType
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 _IMPORT = re.compile(r"^from (app\.gpu\.kernels[\w.]*) import (\([^)]*\)|.*)$", re.MULTILINE)
 _KEPT_DAYS = 60
+_PATIENCE_S, _LOOK_S = 60.0, 0.05
+"""How long a process waits for another one's kernel, which may be suspended, and how often it looks."""
 _STARTED = time.time()
 """Of this process. A file that has changed since may not be what it has imported."""
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
@@ -100,6 +103,14 @@ class _Kernel(CFunc):
         self._identity = _identity((kernel, parts), modules)
         self._files = imported_files(frozenset(modules))
         self._name = kernel.__qualname__.split(".")[0].strip("_")
+        self._path: Path | None = None
+
+    def compile(self) -> None:
+        """Load the machine code, or make it. Of several processes that lack it one does, and the others wait for it."""
+        untyped: Any = super()
+        self._path = path = self._find_path(self._sig, self._targetdescr.target_context)
+        with nullcontext() if path is None or path.exists() else _alone(path):
+            untyped.compile()
 
     def _compile_uncached(self) -> Any:
         untyped: Any = super()
@@ -108,7 +119,7 @@ class _Kernel(CFunc):
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """The compiled kernel, or None. Prepares Numba's runtime alone: the compiler takes half a second."""
-        path = self._path(signature, target_context)
+        path = self._path
         if path is None:
             return None
         with suppress(Exception):  # no file, a damaged one, or one of another Numba: the kernel is recompiled
@@ -123,7 +134,7 @@ class _Kernel(CFunc):
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Keep the machine code, and remove what was not used for long. Several processes may do so at once."""
-        path = self._path(signature, compiled.target_context)
+        path = self._path
         if path is None or compiled.lifted or compiled.library.has_dynamic_globals:  # addresses of this process
             return
         try:
@@ -138,7 +149,7 @@ class _Kernel(CFunc):
         except OSError as error:
             _warn_once(f"compiled kernels are not kept: cannot write to {path.parent}: {error.strerror}")
 
-    def _path(self, signature: Any, target_context: Any) -> Path | None:
+    def _find_path(self, signature: Any, target_context: Any) -> Path | None:
         """None where the machine code can be neither kept nor trusted."""
         folder = kernel_folder()
         if not _is_ours(folder) or any(path.stat().st_mtime > _STARTED for path in self._files.values()):
@@ -149,6 +160,24 @@ class _Kernel(CFunc):
         for module, path in self._files.items():
             digest.update(module.encode() + path.read_bytes())
         return folder / f"{self._name}-{digest.hexdigest()[:40]}"
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold a byte, of a file beside the folder, that stands for this kernel. Without it if that cannot be had soon."""
+    folder, place, until = path.parent.resolve(), int(path.name[-12:], 16), time.monotonic() + _PATIENCE_S
+    try:
+        file = folder.with_name(f"{folder.name}.lock").open("w")
+    except OSError:
+        yield
+        return
+    with file:
+        while time.monotonic() < until:
+            with suppress(BlockingIOError, PermissionError):  # POSIX allows both
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+                break
+            time.sleep(_LOOK_S)
+        yield
 
 
 def _is_ours(folder: Path) -> bool:
