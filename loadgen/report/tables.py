@@ -308,8 +308,12 @@ class _Columns:
         header, rows, room = self.table.header, [*self.table.cells()], options.max_width - 1
         words = [self.table.is_text(name) for name in header]
         sizes = [3 + max(map(cell_len, column)) for column in zip(header, *rows, strict=True)]  # with spaces
-        if sum(sizes) > room:
-            sizes = [min(size, room // 4) if is_text else size for size, is_text in zip(sizes, words, strict=True)]
+
+        def within(most: int) -> list[int]:
+            return [min(size, max(8, most)) if is_text else size for size, is_text in zip(sizes, words, strict=True)]
+
+        widths = [within(most) for most in range(room, room // 4, -1)]
+        sizes = next((each for each in widths if sum(each) <= room), widths[-1])
         told = [[text(row.get(name)) for name in header] for row in self.table.rows]
         keys = next((n for n in range(len(header)) if len({tuple(row[:n]) for row in told}) == len(told)), 0)
 

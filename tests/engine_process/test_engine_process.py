@@ -314,7 +314,7 @@ class Asked(threading.Thread):
 def test_a_suspended_engine_holds_up_no_client_of_any_api_goes_on_and_ends_with_its_server(tmp_path: Path) -> None:
     """Streams that have begun end with an event of the error."""
     with (
-        serve_process(tmp_path / "state", own_engine=True) as server,
+        serve_process(tmp_path / "state", "--max-draft-tokens", "0", own_engine=True) as server,
         httpx.Client(base_url=server.url, timeout=60) as http,
     ):
         until_ready(http)

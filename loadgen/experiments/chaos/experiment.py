@@ -194,9 +194,7 @@ def report_of(plan: ChaosPlan, findings: Findings, server: Server) -> Report:
         {"second": one.began_s, "fault": one.name, "seconds": one.ended_s - one.began_s, "what came of it": one.detail}
         for one in findings.faults
     ]
-    skipped: list[Row] = [
-        {"fault": name, "what came of it": f"not made: {why}"} for name, why in findings.skipped.items()
-    ]
+    skipped: list[Row] = [{"fault": it, "what came of it": f"not made: {why}"} for it, why in findings.skipped.items()]
     lead = (
         f"{plan.agents} agents take turns for {plan.minutes:g} minutes, greedily. They pause at breakpoints, fork, "
         f"move through files and rewind. About every {plan.every:g} s a fault comes to the server. A second server, "

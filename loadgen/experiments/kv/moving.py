@@ -174,9 +174,7 @@ def tables(journeys: Sequence[Journey]) -> list[Table]:
                 "most tokens computed on arrival": max(row["computed_tokens"] for row in found),  # type: ignore[type-var]
             }
         )
-        parts += [
-            {"tokens": f"{length:,}", "part": name, "ms": ms[name]} for name in ("export", "import", "first_token")
-        ]
+        parts += [{"tokens": f"{length:,}", "part": it, "ms": ms[it]} for it in ("export", "import", "first_token")]
     note = (
         "Medians. The file goes through the load generator's disk. Computed anew: the first token of another history "
         f"of that length, on the same server. Of what is computed on arrival, {NEW_TOKENS} are the new text and one "

@@ -107,8 +107,9 @@ class _Kernel(CFunc):
 
     def compile(self) -> None:
         """Load the machine code, or make it. Of several processes that lack it one does, and the others wait for it."""
+        own: Any = self
         untyped: Any = super()
-        self._path = path = self._find_path(self._sig, self._targetdescr.target_context)
+        self._path = path = self._find_path(own._sig, own._targetdescr.target_context)
         with nullcontext() if path is None or path.exists() else _alone(path):
             untyped.compile()
 
