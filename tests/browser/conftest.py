@@ -94,9 +94,9 @@ def new_tab(browser: Browser, page_server: str) -> Callable[..., Page]:
 
 
 @pytest.fixture
-def open_page(new_tab: Callable[..., Page]) -> Iterator[OpenPage]:
+def open_page(new_tab: Callable[..., Page], http: httpx.Client) -> Iterator[OpenPage]:
     """Opens an address in a tab, by itself or as a path of `page_server`. The test fails if a tab logs an error or a
-    warning, such as a breach of the policy; `refusals=True` lets the server refuse.
+    warning, such as a breach of the policy; `refusals=True` lets the server refuse. Tabs close before the sessions.
     """
     pages: list[Page] = []
     said: list[str] = []
