@@ -9,9 +9,10 @@ held goes on from the longest prefix that is still found, and recomputes the res
 Where layers fold, a sequence's last blocks have their state (`BlockPool.state_blocks`). It is true of the computed
 tokens and of no fewer, so a sequence that is cut goes back to an earlier state. Some are kept for that: those at the
 ends of turns and of their prompts; in a prompt one for every `state_every` tokens; one at each of the turn's
-`prefix_ends`, which others may share; and one where a prompt diverges from what another has computed. A kept state is
-a prefix like any other. Its blocks are published, so what writes to them next gets others, and they stay until others
-need the room.
+`prefix_ends`, which others may share; and one where a prompt diverges from what another has computed. Towards its end
+a prompt keeps them closer and closer: where the next prompt will diverge nobody knows, but what comes after a shared
+prefix is mostly short. A kept state is a prefix like any other. Its blocks are published, so what writes to them next
+gets others, and they stay until others need the room.
 """
 
 import sys
@@ -68,12 +69,24 @@ class KVCache:
         edits, limit = expected_edits(sequence)
         known = self._chain(sequence, min(len(sequence.tokens) - 1, limit) // self.hash_tokens, edits)
         end = sum(1 for _ in takewhile(lambda block_hash: self.pool.find(block_hash) is not None, known))
-        turn.prefix_ends = self._worth_a_state(found, [*turn.prefix_ends, end * self.hash_tokens])
+        ends = self._worth_a_state(found, [*turn.prefix_ends, end * self.hash_tokens])
+        turn.prefix_ends = sorted({*ends, *self._near_end(sequence, found)})
 
     def note_prefix_ends(self, sequence: TokenSequence, ends: Iterable[int]) -> None:
         """Note where the prompt of a turn that begins has prefixes that others may share."""
         if self.state_every:
-            sequence.active_turn.prefix_ends = self._worth_a_state(0, ends)
+            near_end = self._near_end(sequence, sequence.computed) if sequence.computed else ()
+            sequence.active_turn.prefix_ends = sorted({*self._worth_a_state(0, ends), *near_end})
+
+    def _near_end(self, sequence: TokenSequence, computed: int) -> list[int]:
+        """Ends of blocks: the last of the history, and others at twice the distance from it each time. Who shares all
+        but `n` tokens of the history recomputes fewer than `n`, or less than a block. There is one for each
+        `state_every` tokens to compute, and no more: these states take as much room as the KV, and each costs a step.
+        """
+        size, length = self.hash_tokens, len(sequence.tokens)
+        last, most = length // size * size, (length - computed) // self.state_every
+        ends = [last, *(last - (size << power) for power in range(most - 1))][:most]
+        return [end for end in ends if computed < end < length]
 
     def _worth_a_state(self, found: int, ends: Iterable[int]) -> list[int]:
         """The `ends`, cut to whole blocks, that are far enough after the one before. The first is far enough after the
