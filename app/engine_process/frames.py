@@ -308,7 +308,11 @@ def encode_events(events: Sequence[Event]) -> list[Bytes]:
     This calls the function of a `Done`, and sends what the function returns.
     """
     behind = list[Bytes]()
-    packed = msgspec.msgpack.encode([_pack(event, behind) for event in events], enc_hook=_to_plain)
+    plain = [  # most events are tokens: a pair of numbers, without a call for each
+        (event.ticket, event.token_id) if type(event) is Token and event.logprobs is None else _pack(event, behind)
+        for event in events
+    ]
+    packed = msgspec.msgpack.encode(plain, enc_hook=_to_plain)
     parts: list[Bytes] = [PAIR + packed + ARRAY.pack(0xDD, len(behind))]
     for data in behind:
         parts += EXTENSION.pack(0xC9, len(data), 0), data
@@ -333,8 +337,6 @@ def decode(data: bytes | memoryview) -> Frame | list[Event]:
 
 def _pack(event: Event, behind: list[Bytes]) -> tuple[Plain, ...]:
     """The part of an event that is sent in its place. The bytes of captures are added to `behind`."""
-    if isinstance(event, Token) and event.logprobs is None:  # most events are these: a pair of numbers
-        return (event.ticket, event.token_id)
     if isinstance(event, Done):
         is_made = callable(event.value)
         value: Any = event.value() if callable(event.value) else event.value

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 Message = Command | Moved
 
-_ENDS = (TurnFinished, Paused, Failed)
+_ENDS = frozenset({TurnFinished, Paused, Failed})
 """Events after which a turn has no more rows."""
 
 
@@ -294,7 +294,7 @@ class Engine:
             events.extend(finish_step(self._turns, step.rows, step.collect()))  # keeps what came before a failure
         except Exception as error:
             events += self._fail_step(step.rows, error)
-        self._outdated |= any(isinstance(event, _ENDS) for event in events)
+        self._outdated |= not _ENDS.isdisjoint(map(type, events))
         now = time.perf_counter()
         self._placement.note_step(now - self._began_at)
         self._scheduler.drafting.note_step(step.rows, now - self._began_at)
@@ -395,13 +395,14 @@ def finish_step(turns: Turns, rows: Sequence[Row], result: StepResult) -> Iterat
     for row, scores in result.scores.items():
         if row not in failed:
             yield from turns.score(row, scores)
+    others, sampled = failed.union(halted, result.stopped), result.sampled
     for row in rows:
         if row.sequence.turn is not row.turn:
             continue
-        if row in halted and (halt := turns.halt(row, halted[row], stopped=row in result.stopped)) is not None:
+        if row not in others:
+            yield from turns.advance(row, sampled.get(row, ()))
+        elif row in halted and (halt := turns.halt(row, halted[row], stopped=row in result.stopped)) is not None:
             yield from halt
-        elif row not in failed and row not in result.stopped:
-            yield from turns.advance(row, result.sampled.get(row, ()))
         elif row in result.broken:
             yield turns.fail(row.sequence, _why_broken(row))
         elif row in result.unfit:

@@ -463,10 +463,9 @@ class RowStates:
         """
         self.in_place = plain and pool.folds_in_place
         self._pool, self._rows, self._put = pool, rows, put
-        sequences = [row.sequence for row in rows]
         if not plain:
-            batches.tables_of(sequences)
-        self._blocks = put(batches.ends_of(sequences, pool.state_blocks))
+            batches.tables_of([row.sequence for row in rows])
+        self._blocks = put(batches.ends_of_last(pool.state_blocks))
         begins = [place for place, row in enumerate(rows) if not row.first]
         self._begins = put(np.array(begins, np.int64)) if begins else None
         self._ended: Places | None = slice(None)

@@ -56,6 +56,8 @@ class Batches:
         self._written: list[list[BlockId]] = []
         """By place."""
         self._free: list[int] = []
+        self._last: tuple[NDArray[np.int64], NDArray[np.int64]] = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        """Places and numbers of blocks of the sequences that `tables_of` was last called with."""
 
     def place(self, rows: Sequence[Row], put: Put) -> Batch:
         """The rows in arrays that `put` takes to the device. Those of one token must come first."""
@@ -77,22 +79,20 @@ class Batches:
 
     def tables_of(self, sequences: Sequence[TokenSequence]) -> NDArray[np.int32]:
         """`[sequences, blocks]`: each one's blocks, and zeros; as wide as the longest."""
-        places, known, written = list[int](), self._places, self._written
-        width = 0
+        places, lengths, known, written = list[int](), list[int](), self._places, self._written
         for sequence in sequences:
             blocks, place = sequence.blocks, known.get(sequence.session)
             if place is None or written[place] != blocks:
                 place = self._write(sequence.session, blocks, place, sequences)
             places.append(place)
-            width = max(width, len(blocks))
-        return self._array[places, :width]
+            lengths.append(len(blocks))
+        self._last = np.array(places), np.array(lengths)
+        return self._array[self._last[0], : max(lengths)]
 
-    def ends_of(self, sequences: Sequence[TokenSequence], count: int) -> NDArray[np.int64]:
-        """`[sequences, count]`: the last blocks of each, as `tables_of` has seen them last."""
-        places = [self._places[sequence.session] for sequence in sequences]
-        ends = np.array([len(sequence.blocks) for sequence in sequences])
-        columns = ends[:, None] + np.arange(-count, 0)
-        found: NDArray[np.int64] = self._array[np.array(places)[:, None], columns].astype(np.int64)
+    def ends_of_last(self, count: int) -> NDArray[np.int64]:
+        """`[sequences, count]`: the last blocks of each of the sequences that `tables_of` was last called with."""
+        places, ends = self._last
+        found: NDArray[np.int64] = self._array[places[:, None], ends[:, None] + np.arange(-count, 0)].astype(np.int64)
         return found
 
     def _write(

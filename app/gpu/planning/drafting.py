@@ -7,7 +7,8 @@ the request's seed and the position, and the engine drafts only where a token's 
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from app.domain.memory_map import DraftCounts
 from app.gpu.kv.cache import KVCache

@@ -131,31 +131,30 @@ class Turns:
             turn.resumed = resumed.cost()
             sequence.checkpoint = None
             self.activations.note(sequence)
-        cache.commit(sequence, row.end - len(row.draft))
-        if not sampled and not sequence.pending:
-            self._end_if_complete(sequence, turn, events)
+        cache.commit(sequence, row.first + row.length - len(row.draft))
+        tokens, limit = sequence.tokens, self.max_model_len
+        if not (sampled or sequence.pending) and (reason := turn.finish_reason(tokens, limit)) is not None:
+            events.append(self._end_complete(sequence, reason))
         accepted, last = 0, len(sampled) - 1
         for number, chosen in enumerate(sampled):
-            sequence.tokens.append(chosen.token_id)
+            tokens.append(chosen.token_id)
             events.append(Token(turn.ticket, chosen.token_id, chosen.logprobs))
-            if turn.matcher is None or turn.matcher.consume((chosen.token_id,)):
-                self._end_if_complete(sequence, turn, events)
-            else:
-                events.append(self.fail(sequence, _grammar_error(turn, turn.generated(len(sequence.tokens)))))
+            if turn.matcher is not None and not turn.matcher.consume((chosen.token_id,)):
+                events.append(self.fail(sequence, _grammar_error(turn, turn.generated(len(tokens)))))
+            elif (reason := turn.finish_reason(tokens, limit)) is not None:
+                events.append(self._end_complete(sequence, reason))
             if number == last or sequence.turn is not turn or row.draft[number].token_id != chosen.token_id:
                 break
-            cache.commit(sequence, len(sequence.tokens))
+            cache.commit(sequence, len(tokens))
             turn.matcher, accepted = row.draft[number].matcher, accepted + 1
         if row.draft:
             cache.trim(sequence, sequence.computed)
             self._scheduler.drafting.note_accepted(len(sampled) - 1, accepted)
         return events
 
-    def _end_if_complete(self, sequence: TokenSequence, turn: TurnState, events: list[Event]) -> None:
-        reason = turn.finish_reason(sequence.tokens, self.max_model_len)
-        if reason is not None:
-            self._scheduler.cache.trim(sequence, sequence.computed)
-            events.append(self.end(sequence, reason))
+    def _end_complete(self, sequence: TokenSequence, reason: FinishReason) -> TurnFinished:
+        self._scheduler.cache.trim(sequence, sequence.computed)
+        return self.end(sequence, reason)
 
     def pause(
         self, row: Row, hidden: StoredTensor, base: StoredTensor | None, states: StoredTensor | None
@@ -267,13 +266,15 @@ def sample_requests(rows: Iterable[Row]) -> list[SampleRequest]:
     for row in rows:
         if not row.samples:
             continue
-        turn, params, stop, context = row.turn, row.turn.sampling, row.turn.stop, row.turn.prompt_tokens
-        matcher, position = turn.matcher, row.first + row.length - len(row.draft)
-        for number in range(1 + len(row.draft)):
+        turn, draft = row.turn, row.draft
+        params, stop, matcher = turn.sampling, turn.stop, turn.matcher
+        position, penalises = row.first + row.length - len(draft), penalise(params)
+        least = turn.prompt_tokens + stop.min_tokens
+        for number in range(1 + len(draft)):
             if number:
-                matcher, position = row.draft[number - 1].matcher, position + 1
-            forbidden = stop.stop_token_ids if position + 1 - context < stop.min_tokens else _NONE
-            seen = _seen(row, number) if penalise(params) else None
+                matcher, position = draft[number - 1].matcher, position + 1
+            forbidden = stop.stop_token_ids if position + 1 < least else _NONE
+            seen = _seen(row, number) if penalises else None
             requests.append(SampleRequest(params, forbidden, position, matcher, seen))
     return requests
 

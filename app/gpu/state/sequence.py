@@ -175,12 +175,13 @@ class TurnState:
 
     def finish_reason(self, history: Sequence[int], max_model_len: int) -> FinishReason | None:
         """Why the turn must end now, judged after each token of `history`; None while it may go on."""
-        generated, stop = len(history) - self.prompt_tokens, self.stop
+        length, stop = len(history), self.stop
+        generated = length - self.prompt_tokens
         if generated > 0 and history[-1] in stop.stop_token_ids and generated >= stop.min_tokens:
             return FinishReason.STOP
         if self.matcher is not None and self.matcher.ended:
             return FinishReason.STOP
-        return FinishReason.LENGTH if self.is_full(len(history), max_model_len) else None
+        return FinishReason.LENGTH if generated >= stop.max_tokens or length >= max_model_len else None
 
 
 @dataclass(slots=True)
