@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from app.gpu.kernels.attention import attention_for
 from tests.gpu.breakpoints.breaking_models import TinyModel, make_tiny
 from tests.gpu.kernels.attention.reference import ReferenceAttention
 
@@ -51,16 +50,6 @@ def rows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """4 layers."""
     return make_tiny("llama", tmp_path_factory.mktemp("llama"))
-
-
-@pytest.fixture(scope="session")
-def invariant_llama(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
-    """The same, whose tokens depend neither on their company nor on how a prompt is cut."""
-    return make_tiny(
-        "llama",
-        tmp_path_factory.mktemp("invariant"),
-        attention=attention_for(torch.device("cpu"), batch_invariant=True),
-    )
 
 
 @pytest.fixture(scope="session")

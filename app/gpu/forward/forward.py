@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from app.domain.activations import LensAsk
@@ -35,7 +36,7 @@ from app.gpu.models.base import LayerStack
 from app.gpu.sampling import SampleRequest
 from app.gpu.sampling.sampler import log_probabilities
 from app.gpu.state.checkpoints import Cell, Rows, join_cells
-from app.gpu.state.paths import LoadCheckpoint
+from app.gpu.state.paths import LoadCheckpoint, PassPlan
 from app.gpu.state.segments import (
     GROW_AFTER,
     Row,
@@ -83,6 +84,7 @@ class Runner:
         self._run_layers, self._graphs = run_layers, graphs
         self._replayed = self._in_runs = self._eager = self._followed = self._tokens = 0
         self._split_size = SplitSize()
+        self._all_layers = PassPlan(0, stack.num_layers)
         self._folds = pool.state_blocks > 0
         """Whether sequences have states: each row reads its own, and leaves another."""
         self._adapters = adapters
@@ -289,7 +291,7 @@ class Runner:
         attempt that fails half-way has only written KV to the slots of its own rows. The next one writes the same
         values there before it reads them. No other session does: blocks are shared only once a row is accounted for.
 
-        Raises `StatesLost` if such a step folds in place and has several rows. The next steps have fewer rows.
+        Raises `StatesLost` if such a step folds in place and has several tokens. The next steps have fewer.
         """
         self._alone = max(0, self._alone - 1)
         waiting, parts, unfit = deque[Row](), list[LaunchedStep](), set[Row]()
@@ -391,7 +393,12 @@ class Runner:
             else:
                 actions = BoundaryActions(rows, put, self._streams, self._place_vector, self.uploads.get)
                 in_place = graphs if decodes else None
-                states = RowStates(self.pool, self._batches, rows, half_states, put) if self._folds else None
+                states = None
+                if self._folds:
+                    self._batches.tables_of([row.sequence for row in rows])
+                    plain = all(row.choices == row.length and row.path == self._all_layers for row in rows)
+                    states = RowStates(self.pool, self._batches, rows, half_states, put, plain=plain)
+                    folds_in_place = states.in_place
                 forward = Forward(stack, self._run_layers, in_place, self._batches, rows, actions, put, states)
                 self._staging.send()
                 token_ids = token_ids if index is None else token_ids[index]
@@ -405,10 +412,11 @@ class Runner:
         except Exception as error:
             if step is not None:
                 step.abandon()
-            if not is_out_of_memory(error) or (folds_in_place and len(rows) == 1):
+            tokens = sum(row.length for row in rows)
+            if not is_out_of_memory(error) or (folds_in_place and tokens == 1):
                 raise
             if folds_in_place:
-                self._split_size.shrink(len(rows))
+                self._split_size.shrink(tokens)
                 raise StatesLost(str(error)) from None
             return None
         self._followed += before is not None
@@ -438,14 +446,26 @@ def _without_drafts(rows: Iterable[Row]) -> list[Row]:
     return sorted(map(without_draft, rows), key=lambda row: row.length)
 
 
+def _place_kept(rows: Sequence[Row]) -> NDArray[np.int64]:
+    """`Batch.state_blocks` of states in memory of their own: one of each row, then those behind drafted tokens."""
+    drafts = np.array([len(row.draft) for row in rows])
+    kept = np.full((len(rows), 1 + drafts.max(), 1), -1, np.int64)
+    kept[:, 0, 0] = np.arange(len(rows))
+    kept[:, 1:, 0][np.arange(drafts.max()) < drafts[:, None]] = len(rows) + np.arange(drafts.sum())
+    return kept
+
+
 class RowStates:
     """The states of a step's rows, `[rows, words]`, in memory of their own until they replace those in the pool.
 
     A row that pauses leaves those in the pool as they are. What layers below have left goes with its checkpoint, and
     comes back when the pass goes on.
 
-    On a CPU a plain step, whose rows have one token and run all layers, folds into those in the pool: there a copy of a
-    state takes as long as to fold a token. If it runs out of memory, the rows go back to earlier states.
+    On a CPU a plain step, whose rows decode and run all layers, folds into those in the pool: there a copy of a state
+    takes as long as to fold a token. If it runs out of memory, the rows go back to earlier states.
+
+    The state behind each drafted token goes to blocks of its own in the pool, of which the session keeps those of the
+    last token that was chosen. In memory of their own such states come behind those of all rows.
     """
 
     def __init__(
@@ -458,20 +478,28 @@ class RowStates:
         *,
         plain: bool = False,
     ) -> None:
-        """`half_states`: what earlier cuts of planned rows that pause have left. The rows of a plain step have been
-        placed in `batches`.
+        """`half_states`: what earlier cuts of planned rows that pause have left. The tables of the rows have been
+        looked up in `batches`.
         """
         self.in_place = plain and pool.folds_in_place
         self._pool, self._rows, self._put = pool, rows, put
-        if not plain:
-            batches.tables_of([row.sequence for row in rows])
-        self._blocks = put(batches.ends_of_last(pool.state_blocks))
+        self._kept: Tensor | None = None
+        """`Batch.state_blocks`, where that is needed."""
+        drafted = sum(len(row.draft) for row in rows)
+        if drafted:
+            kept = batches.states_of(rows, pool.state_blocks)
+            later = kept[:, 1:]
+            self._blocks = put(np.concatenate((kept[:, 0], later[later[:, :, 0] >= 0])))
+            self._kept = put(kept if self.in_place else _place_kept(rows))
+        else:
+            self._blocks = put(batches.ends_of_last(pool.state_blocks))
+            self._kept = self._blocks[:, None] if self.in_place else None
         begins = [place for place, row in enumerate(rows) if not row.first]
         self._begins = put(np.array(begins, np.int64)) if begins else None
         self._ended: Places | None = slice(None)
         if not plain:
-            ended = [place for place, row in enumerate(rows) if not row.path.pauses]
-            self._ended = place_runs([(place, place + 1) for place in ended], put)
+            ended = [(place, place + 1) for place, row in enumerate(rows) if not row.path.pauses]
+            self._ended = place_runs([*ended, (len(rows), len(rows) + drafted)], put)
         self._below = dict[int, HostTensor]()
         """By place, of rows that have run some layers already."""
         for place, row in enumerate(() if plain else rows):
@@ -482,14 +510,21 @@ class RowStates:
             if below is not None:
                 assert isinstance(below, HostTensor)
                 self._below[place] = below
-        self._members: dict[tuple[int, ...], Tensor] = {}
-        """Rows of a segment that has not all of them."""
+        self._members: dict[tuple[int, ...], tuple[Tensor, Tensor | None]] = {}
+        """Of a segment that has not all rows: where the states of its rows are, and its `Batch.state_blocks`."""
         self._words: Tensor
 
     def note_segments(self, segments: Iterable[tuple[int, ...]]) -> None:
         """Take to the device which rows layers run together."""
-        rows = len(self._rows)
-        self._members = {each: self._put(np.array(each, np.int64)) for each in segments if len(each) < rows}
+        put, end, behind = self._put, len(self._rows), list[range]()
+        for row in self._rows:
+            behind.append(range(end, end + len(row.draft)))
+            end += len(row.draft)
+        for each in segments:
+            if len(each) < len(self._rows):
+                drafted = [place for member in each for place in behind[member]]
+                kept = put(_place_kept([self._rows[place] for place in each])) if drafted else None
+                self._members[each] = put(np.array([*each, *drafted], np.int64)), kept
 
     def read(self) -> None:
         """Launch reading them. A row without a past begins with zeros."""
@@ -505,22 +540,20 @@ class RowStates:
 
     def give_all(self, batch: Batch) -> Batch:
         """The batch of all rows with their states, which layers change in place."""
-        if self.in_place:
-            return replace(batch, states=self._pool.blocks, state_blocks=self._blocks)
-        return replace(batch, states=self._words.view(torch.uint8))
+        states = self._pool.blocks if self.in_place else self._words.view(torch.uint8)
+        return replace(batch, states=states, state_blocks=self._kept)
 
     def give(self, rows: tuple[int, ...], batch: Batch) -> Batch:
         """The batch of these rows with their states, which layers change."""
-        members = self._members.get(rows)
-        if members is None:
+        if rows not in self._members:
             return self.give_all(batch)
-        return replace(batch, states=self._words[members].view(torch.uint8))
+        members, kept = self._members[rows]
+        return replace(batch, states=self._words[members].view(torch.uint8), state_blocks=kept)
 
     def take(self, rows: tuple[int, ...], batch: Batch) -> None:
         """Keep the states that layers have left in the batch of these rows."""
-        members = self._members.get(rows)
-        if members is not None and batch.states is not None:
-            self._words[members] = batch.states.view(self._words.dtype)
+        if rows in self._members and batch.states is not None:
+            self._words[self._members[rows][0]] = batch.states.view(self._words.dtype)
 
     def below(self, place: int, boundary: int) -> Tensor | None:
         """A copy of what layers below the boundary have left of a row, `[1, bytes]`; None: none of them folds."""

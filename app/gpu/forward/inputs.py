@@ -89,6 +89,17 @@ class Batches:
         self._last = np.array(places), np.array(lengths)
         return self._array[self._last[0], : max(lengths)]
 
+    def states_of(self, rows: Sequence[Row], count: int) -> NDArray[np.int64]:
+        """`[rows, kept, count]`, as `Batch.state_blocks` has them: of each row the `count` blocks of its state, which
+        come last, and those of the states behind its drafted tokens. `tables_of` has seen the blocks.
+        """
+        kept = np.full((len(rows), 1 + max(len(row.draft) for row in rows), count), -1, np.int64)
+        for place, row in enumerate(rows):
+            own, end = 1 + len(row.draft), len(row.sequence.blocks)
+            blocks = self._array[self._places[row.sequence.session], end - own * count : end]
+            kept[place, :own] = blocks.reshape(own, count)[::-1]
+        return kept
+
     def ends_of_last(self, count: int) -> NDArray[np.int64]:
         """`[sequences, count]`: the last blocks of each of the sequences that `tables_of` was last called with."""
         places, ends = self._last

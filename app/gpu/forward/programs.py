@@ -220,7 +220,7 @@ class RecordedLayers:
         prompts, blocks = -(-max_step_tokens // (PAGED_TOKENS + 1)), -(-max_model_len // pool.block_size)
         self._inputs = FixedBatch(tokens, MOST_SHORT + prompts, blocks, stack.device, pool.groups)
         self._given, self._arena = torch.empty(tokens, stack.hidden_size, dtype=stack.dtype), Arena()
-        self._alone = torch.arange(MOST_SHORT + prompts)[:, None]
+        self._alone = torch.arange(MOST_SHORT + prompts)[:, None, None]
         """The block of each row whose state is in one of its own."""
         self._placed: tuple[Tensor, PlacedPrompts | None] | None = None
         """Positions of the batch that the inputs are of, and its prompts, which launches read."""
@@ -267,6 +267,8 @@ class RecordedLayers:
             program.set("state_rows", len(blocks))
             program.set("state_blocks", blocks.data_ptr())
             program.set("state_blocks_stride", blocks.stride(0))
+            program.set("states_kept", blocks.shape[1])
+            program.set("blocks_each", blocks.shape[2])
             program.set("state_decodes", batch.decodes)
             program.set("prompt_starts", 0 if batch.prompt_starts is None else batch.prompt_starts.data_ptr())
         if batch.taps is not None:  # of one layer

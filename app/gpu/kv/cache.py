@@ -349,6 +349,26 @@ class KVCache:
             sequence.blocks[end:end] = self.pool.allocate(needed)
         return copies
 
+    def reserve_draft(self, sequence: TokenSequence, most: int) -> int:
+        """Make room for drafted tokens behind the next one, which has it, as far as blocks are available, and for the
+        state behind each, if layers fold. Returns how many tokens have it, at most `most`. `trim` gives it up again.
+        """
+        pool, count, computed = self.pool, most, sequence.computed + 1
+        while count and sequence.growth(pool, computed + count) + count * pool.state_blocks > pool.available:
+            count -= 1
+        needed = max(0, pool.blocks_for(computed + count) - len(sequence.blocks))
+        end = len(sequence.blocks) - pool.state_blocks
+        sequence.blocks[end:end] = pool.allocate(needed + count * pool.state_blocks)
+        return count
+
+    def take_drafted(self, sequence: TokenSequence, number: int) -> None:
+        """Account for the so-many-th token of a draft, from 1 on, after those before it: it was chosen."""
+        self.commit(sequence, len(sequence.tokens))
+        if count := self.pool.state_blocks:
+            blocks, end = sequence.blocks, len(sequence.blocks)
+            own, behind = slice(end - count, end), slice(end - (number + 1) * count, end - number * count)
+            blocks[own], blocks[behind] = blocks[behind], blocks[own]
+
     def extend_plain(self, sequence: TokenSequence) -> bool:
         """Go on with the next stripe of a turn that has decoded plainly and filled its last one. False: it has to be
         looked at, or too few blocks are available.
@@ -424,14 +444,14 @@ class KVCache:
         """Give up blocks that were reserved for more than so many tokens, and will not be written to. Where layers
         fold, these lie before the state.
         """
-        keep, extra = self.pool.blocks_for(tokens), self.pool.extra_blocks
-        if not extra or not keep:
+        keep, own = self.pool.blocks_for(tokens), self.pool.state_blocks
+        if not own or not keep:
             self.release_blocks(sequence, keep)
             return
         if keep < len(sequence.blocks) != len(sequence.host_blocks):  # copies end among those that go
-            self.release_copies(sequence, keep - extra)
+            self.release_copies(sequence, keep - own)
         for pool, blocks in ((self.pool, sequence.blocks), (self.host, sequence.host_blocks)):
-            surplus, end = len(blocks) - keep, len(blocks) - extra
+            surplus, end = len(blocks) - keep, len(blocks) - own
             if surplus > 0:
                 pool.release(blocks[end - surplus : end])
                 del blocks[end - surplus : end]
@@ -462,7 +482,7 @@ class KVCache:
         keep = self.pool.blocks_for(sequence.computed)
         if self.pool.first_seen(sequence.computed) < sequence.behind:
             keep = 0
-        if self.pool.extra_blocks:
+        if self.pool.state_blocks:
             self.trim(sequence, sequence.computed)
         self.release_blocks(sequence, keep)
         self.release_copies(sequence, keep)

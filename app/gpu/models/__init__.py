@@ -144,14 +144,6 @@ def _text_of(model: ResolvedModel) -> PretrainedConfig:
     return model.config.get_text_config() if model.config.model_type in _WITH_TEXT else model.config
 
 
-def folds(model: ResolvedModel) -> bool:
-    """Whether some layers of ours fold tokens into a state."""
-    config, family = _text_of(model), _family_of(model)
-    if family is None:
-        return False
-    return any(family.folded(config, index, torch.float32) for index in range(config.num_hidden_layers))
-
-
 def multiplies_blocks(model: ResolvedModel) -> bool:
     """Whether matrices reach the model's layers in the blocks in which they are stored: turned ones do not."""
     family = _family_of(model)

@@ -14,7 +14,7 @@ from app.gpu.kernels.attention import attention_for, tokens_alike
 from app.gpu.kernels.attention.base import Attention
 from app.gpu.kernels.linear import sums_rows_alike
 from app.gpu.kernels.linear.base import WHOLE, MatmulPrecision, Shard
-from app.gpu.models import build_stack, can_be_streamed, folds, load_stack, multiplies_blocks, why_not_row_by_row
+from app.gpu.models import build_stack, can_be_streamed, load_stack, multiplies_blocks, why_not_row_by_row
 from app.gpu.models.base import LayerStack
 from app.gpu.weights.bundles import Weights
 from app.gpu.weights.source import WeightSource
@@ -190,8 +190,6 @@ def _why_not(model: ResolvedModel, settings: EngineSettings, device: torch.devic
     reason = why_not_row_by_row(model, device)
     if reason is not None:
         return reason
-    if folds(model):
-        return f"layers of {model.config.model_type!r} fold tokens into a state, which has no way back"
     if not sums_rows_alike(device, batch_invariant=settings.batch_invariant):
         return "matrix products depend on the batch; with batch_invariant they do not"
     if tokens_alike(device, batch_invariant=settings.batch_invariant) <= DRAFT_TOKENS:

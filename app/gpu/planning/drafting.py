@@ -168,8 +168,5 @@ class Drafting:
             if matcher is not None and (matcher := matcher.after(token_id)) is None:
                 break
             draft.append(Drafted(token_id, matcher))
-        while draft and cache.missing(sequence, row.length + len(draft)) > cache.pool.available:
-            draft.pop()
-        copies = cache.reserve(sequence, row.length + len(draft))
-        assert not copies  # the row itself writes to the last block, so no other session holds it
+        del draft[cache.reserve_draft(sequence, len(draft)) :]
         return replace(row, length=row.length + len(draft), draft=tuple(draft))

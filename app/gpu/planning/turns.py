@@ -145,8 +145,8 @@ class Turns:
                 events.append(self._end_complete(sequence, reason))
             if number == last or sequence.turn is not turn or row.draft[number].token_id != chosen.token_id:
                 break
-            cache.commit(sequence, len(tokens))
             turn.matcher, accepted = row.draft[number].matcher, accepted + 1
+            cache.take_drafted(sequence, accepted)
         if row.draft:
             cache.trim(sequence, sequence.computed)
             self._scheduler.drafting.note_accepted(len(sampled) - 1, accepted)

@@ -21,7 +21,8 @@ from app.gpu.weights.bundles import StreamedWeights
 from app.model_store.resolve import ResolvedModel, resolve
 from tests.gpu.driving import BLOCK as BLOCK
 from tests.gpu.driving import cpu_settings
-from tests.gpu.models.oracle import CASES, VOCAB, build_model, save_model
+from tests.gpu.models.oracle import CASES, build_model, save_model
+from tests.gpu.models.oracle import VOCAB as VOCAB
 from tests.hugging_face import shape_config
 
 STEP_TOKENS = 32

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -15,15 +15,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from torch import Tensor
 
 from app.domain.breakpoints import ALL, NEXT_BREAKPOINT, Action, Breakpoint, Edit, EditOp, Pass, Positions, Until, When
-from app.domain.values import KVPolicy, Phase, Residency, SessionId
+from app.domain.values import KVPolicy, Phase, Residency, SamplingParams, SessionId
 from app.gpu.engine import Engine
 from app.gpu.forward.graphs import KeptGraphs
 from app.messages import Export, Import, Open, PublishKV, ReceiveKV, Rewind, SendKV, SetPhase
-from tests.gpu.breakpoints.breaking import BreakDriver, Turn
-from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, make_tiny
+from tests.gpu.breakpoints.breaking import Turn
+from tests.gpu.breakpoints.breaking_models import BLOCK, VOCAB, TinyModel, make_tiny
 from tests.gpu.breakpoints.breaking_oracle import change_of, hooked, within
 from tests.gpu.driving import tcp_pair
 from tests.gpu.forward.recording import FakeRecorder, PaddedAttention, with_attention
+from tests.gpu.planning.test_drafting import drive
 
 # Hypothesis runs all examples, however slow the machine.
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("one_thread")]
@@ -31,13 +32,14 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("one_thread")]
 LAYERS = 2
 MAX_HISTORY = 36
 prompts = st.builds(lambda shared, own: [5] * shared + [6] * own, st.integers(1, 11), st.integers(0, 3))
-"""They often begin alike, so that sessions share blocks."""
+"""They often begin alike, so that sessions share blocks. Answers lean to their token, so some drafts are right."""
+BIASED, BIAS = SamplingParams(seed=0, temperature=0, logit_bias={5: 2.5}), 2.5 * (torch.arange(VOCAB) == 5)
 shares = st.floats(0, 0.999)
 factors = st.sampled_from([-1.0, 0.5, 2.0])
 LONG_PROMPT = [5] * 11
 AFTER_PREFIX = When(Pass.PREFILL, position=9)
-places = st.builds(When, st.sampled_from([Pass.PREFILL, Pass.ANY]), position=st.integers(2, 14))
-"""They leave the beginning of a context to be found in the cache."""
+places = st.builds(When, st.sampled_from([Pass.PREFILL, Pass.ANY]), position=st.integers(2, 14) | st.just(MAX_HISTORY))
+"""They leave the beginning of a context to be found in the cache, and where no token stands, drafts to be made."""
 conditions = st.one_of(
     st.sampled_from([When(), When(Pass.PREFILL), When(Pass.DECODE), When(every=3), When(Pass.PREFILL, token_id=6)]),
     places,
@@ -64,10 +66,10 @@ def tiny(shape: str) -> TinyModel:
 @cache
 @torch.no_grad()
 def next_token(shape: str, history: tuple[int, ...], made: tuple[Made, ...]) -> int:
-    """What Transformers says after `history`, every position of which is computed at once."""
+    """What Transformers says after `history`, every position of which is computed at once. Biased as turns are."""
     changes = [change_of(layer, Edit(EditOp.SCALE, factor), within(first, end)) for layer, factor, first, end in made]
     with hooked(tiny(shape).oracle, changes):
-        return int(tiny(shape).oracle(input_ids=torch.tensor([history])).logits[0, -1].argmax())
+        return int((tiny(shape).oracle(input_ids=torch.tensor([history])).logits[0, -1] + BIAS).argmax())
 
 
 @dataclass(eq=False)
@@ -105,17 +107,16 @@ class BreakpointMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.driver = BreakDriver(self.engine())
+        self.driver = drive(self.engine())
         self.clients: list[Client] = []
 
     def model(self) -> TinyModel:
         """What the engine runs."""
         return tiny(self.SHAPE)
 
-    def engine(self) -> Engine:
-        return self.model().engine(
-            blocks=self.DEVICE_BLOCKS, max_step_tokens=7, host_blocks=self.HOST_BLOCKS, policy=self.POLICY
-        )
+    def engine(self, **changed: Any) -> Engine:
+        blocks: dict[str, Any] = {"blocks": self.DEVICE_BLOCKS, "host_blocks": self.HOST_BLOCKS}
+        return self.model().engine(max_step_tokens=7, policy=self.POLICY, **blocks, **changed)
 
     def idle(self) -> list[Client]:
         return [client for client in self.clients if client.turn is None]
@@ -126,7 +127,7 @@ class BreakpointMachine(RuleBasedStateMachine):
     @initialize(primed=st.booleans())
     def open_some(self, primed: bool) -> None:
         """Two of them find what the one before them has computed with the same steering, and pause after it."""
-        for when in (When(), When(Pass.DECODE)):
+        for when in (When(), When(Pass.DECODE), When(position=MAX_HISTORY)):
             self.open(None, when)
         for when in (When(position=MAX_HISTORY), AFTER_PREFIX, AFTER_PREFIX):
             self.open((0, -1.0), when)
@@ -185,7 +186,7 @@ class BreakpointMachine(RuleBasedStateMachine):
         return [made for made in self.driver.sequence(session).breakpoints.values() if made.action is action]
 
     @precondition(lambda self: self.idle())
-    @rule(news=st.lists(st.tuples(shares, prompts, st.integers(1, 6)), min_size=1, max_size=3))
+    @rule(news=st.lists(st.tuples(shares, prompts, st.integers(1, 12)), min_size=1, max_size=3))
     def submit(self, news: list[tuple[float, list[int], int]]) -> None:
         for which, new, count in news:
             client = pick(self.clients, which)
@@ -193,7 +194,7 @@ class BreakpointMachine(RuleBasedStateMachine):
                 self.begin(client, new, count)
 
     def begin(self, client: Client, new: list[int], count: int) -> None:
-        client.turn = self.driver.begin(client.session, new, count)
+        client.turn = self.driver.begin(client.session, new, count, BIASED)
         client.history += new
 
     @precondition(lambda self: self.driver.scheduler.has_work)
@@ -332,12 +333,10 @@ class MixedBreakpointMachine(TieredBreakpointMachine):
 
 
 class HybridBreakpointMachine(TieredBreakpointMachine):
-    """One layer folds, the other attends: what has been folded is kept where a pass pauses, and a session that is cut
-    goes back to an earlier state.
-    """
+    """One layer folds, the other attends: a state is kept where a pass pauses, and where a session may be cut."""
 
     SHAPE = "two-layers-hybrid"
-    DEVICE_BLOCKS = 16
+    DEVICE_BLOCKS = 22
     HOST_BLOCKS = 28
 
     def __init__(self) -> None:
@@ -346,14 +345,8 @@ class HybridBreakpointMachine(TieredBreakpointMachine):
         self.states: dict[SessionId, tuple[int, Tensor]] = {}
         """Of sessions that rest: their computed tokens, and the state that was seen then."""
 
-    def engine(self) -> Engine:
-        engine = self.model().engine(
-            blocks=self.DEVICE_BLOCKS,
-            max_step_tokens=7,
-            host_blocks=self.HOST_BLOCKS,
-            policy=self.POLICY,
-            kv_dir=Path(self.folder.name),
-        )
+    def engine(self, **changed: Any) -> Engine:
+        engine = super().engine(kv_dir=Path(self.folder.name), **changed)
         engine._scheduler.cache.state_every = 2 * BLOCK
         return engine
 
@@ -377,7 +370,7 @@ class HybridBreakpointMachine(TieredBreakpointMachine):
     @rule()
     def kill(self) -> None:
         """Another engine finds the files on disk, and is told of sessions as their last turns left them."""
-        before, self.driver = self.driver, BreakDriver(self.engine())
+        before, self.driver = self.driver, drive(self.engine())
         self.driver._names, self.driver._breakpoints = before._names, before._breakpoints
         self.clients = [each for each in self.clients if not (each.steering or each.made)]
         for client in self.clients:
@@ -438,8 +431,8 @@ class ReplayedBreakpointMachine(BreakpointMachine):
     def model(self) -> TinyModel:
         return padded()
 
-    def engine(self) -> Engine:
-        engine = self.model().engine(blocks=13, max_step_tokens=7, recorder=FakeRecorder(), max_draft_tokens=0)
+    def engine(self, **changed: Any) -> Engine:
+        engine = super().engine(recorder=FakeRecorder(), max_draft_tokens=0, **changed)
         graphs = engine._runner._graphs
         assert graphs is not None
         graphs._kept = KeptGraphs(most_stages=4, record_after=1)

@@ -43,25 +43,28 @@ class Layer:
         self.rates, self.time_bias = draw(heads).exp(), draw(heads)
         self.words = (first + heads * keys * values * 4) // 4
 
-    def fold(self, x: Tensor, gates: Tensor, states: Tensor, lengths: list[int], *, biased: bool = False) -> Tensor:
-        """Of rows of so many tokens. `states` `[rows, words]` float32 are replaced. A lone row's is in blocks on a CPU,
-        where these fit.
-        """
+    def fold(
+        self, x: Tensor, gates: Tensor, states: Tensor, lengths: list[int], kept: Any = None, *, biased: bool = False
+    ) -> Tensor:
+        """Of rows of so many tokens. `states` `[states, words]` float32 are replaced; `kept` says which a row keeps."""
         batch = make_batch([(3, length) for length in lengths], [[0] * 9] * len(lengths), 16, self.device)
         order = torch.arange(len(states))[:, None]
-        if len(states) == 1 and self.run.__name__ != TRITON and self.recurrence.fits(BLOCK_BYTES):
-            order = torch.tensor([[2, 0, 3, 1]])
-            batch = replace(batch, state_blocks=order)
-        kept = torch.empty(order.numel(), states.numel() // order.numel())
-        kept[order.flatten()] = states.view(kept.shape)
-        kept = kept.to(self.device).view(torch.uint8)
+        kept = order if kept is None and len(states) == 1 else kept
+        if kept is not None:
+            if self.run.__name__ != TRITON and self.recurrence.fits(BLOCK_BYTES):
+                order = torch.randperm(4 * len(states)).view(-1, 4)
+            blocks = torch.where(kept[:, :, None] < 0, -1, order[kept])
+            batch = replace(batch, state_blocks=blocks.to(self.device))
+        memory = torch.empty(order.numel(), states.numel() // order.numel())
+        memory[order.flatten()] = states.view(memory.shape)
+        memory = memory.to(self.device).view(torch.uint8)
         on = {name: each.to(self.device) for name, each in vars(self).items() if isinstance(each, Tensor)}
         bias = on["bias"] if biased else None
         x, gates = x.to(self.device), gates.to(self.device)
-        given = x[:, : self.channels], on["weight"], bias, kept, batch, self.convolution
+        given = x[:, : self.channels], on["weight"], bias, memory, batch, self.convolution
         mixed = self.run.convolve(*given)
-        found = self.read(mixed, gates, on, x[:, self.channels :], kept, batch, self.recurrence)
-        states.copy_(kept.view(torch.float32)[order.flatten()].view(states.shape))
+        found = self.read(mixed, gates, on, x[:, self.channels :], memory, batch, self.recurrence)
+        states.copy_(memory.view(torch.float32)[order.flatten()].view(states.shape))
         return torch.as_tensor(found.cpu())
 
     def read(self, mixed: Tensor, gates: Tensor, on: Any, z: Tensor, *where: Any) -> Any:
@@ -134,8 +137,12 @@ def test_rows_are_folded_as_transformers_folds_them_whatever_their_company_and_c
     before = draw(len(LENGTHS), layer.words)
     after = before.clone()
     found = layer.fold(x, gates, after, LENGTHS, biased=biased)
-    rows = zip(x.split(LENGTHS), gates.split(LENGTHS), before, after, found.split(LENGTHS), strict=True)
-    for given, opened, state, left, row in rows:
+    kept = torch.tensor([[0, -1, -1, -1], [5, -1, -1, -1], [3, 1, -1, -1], [8, 2, 6, 7]])
+    states = draw(9, layer.words)
+    states[kept[:, 0]] = before
+    assert torch.equal(layer.fold(x, gates, states, LENGTHS, kept, biased=biased), found)
+    rows = zip(x.split(LENGTHS), gates.split(LENGTHS), before, after, found.split(LENGTHS), kept.tolist(), strict=True)
+    for given, opened, state, left, row, places in rows:
         expected, expected_state = layer.expect(given, opened, state, biased=biased)
         torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-4)
         used = expected_state != 0  # what aligns the state is left as it was
@@ -145,6 +152,10 @@ def test_rows_are_folded_as_transformers_folds_them_whatever_their_company_and_c
             pieces.append(layer.fold(part, gate, alone, [len(part)], biased=biased))
         assert torch.equal(torch.cat(pieces), row)
         assert torch.equal(alone[0], left)
+        for later, place in enumerate(reversed([place for place in places if place >= 0])):
+            alone, count = state[None].clone(), len(given) - later
+            layer.fold(given[:count], opened[:count], alone, [count], biased=biased)
+            assert torch.equal(states[place], alone[0]), "what it was before the draft's last tokens"
 
 
 @needs_triton

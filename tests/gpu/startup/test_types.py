@@ -220,7 +220,6 @@ def test_a_gpu_drafts_only_when_it_is_told_to(tmp_path: Path, caplog: pytest.Log
     [
         ("gpt2-relu", CPU, "the activation of 'gpt2'"),
         ("gpt_neox", CPU, "Transformers' modules"),
-        ("qwen3_5", CPU, "fold tokens into a state"),
         ("llama", CUDA, "matrix products depend on the batch; with batch_invariant"),
     ],
 )

@@ -102,7 +102,10 @@ class Batch:
     adapters: Sequence[tuple[Any, Any]] = field(default=(), kw_only=True)
     """Which tokens are of a session with a LoRA adapter: `models.adapters.Sites.rows`."""
     state_blocks: Tensor | None = field(default=None, kw_only=True)
-    """`[rows, blocks]` int64, on a CPU: in which blocks of `states` each row's lie, one behind the other."""
+    """`[rows, kept, blocks]` int64: in which blocks of `states` each row's state is, one behind the other. Behind a row
+    with drafted tokens all that may come to be its state are kept: where the first is it began, and the others are
+    behind each of its last tokens in turn. A row that keeps fewer has -1 there.
+    """
     taps: Taps | None = field(default=None, kw_only=True)
     """Where something is to be done inside the one layer that the batch is for."""
     others: tuple[tuple[Tensor, Tensor], ...] = field(default=(), kw_only=True)

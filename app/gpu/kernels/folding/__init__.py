@@ -1,8 +1,9 @@
 """What layers fold tokens into: the last inputs of a convolution, and a matrix of each head that decays.
 
-A row's state is `[bytes]` uint8, all layers' behind each other, and is replaced. A CPU takes it in blocks, too. Rows of
-one token and rows of many run in one launch; each is folded token by token, from where it was. So a row's bits depend
-neither on its company nor on how its tokens were cut into steps. Sums are float32.
+A row's state is `[bytes]` uint8, all layers' behind each other, and is replaced. A CPU takes it in blocks, too. A row
+with a draft keeps the state behind each of its last tokens (`Batch.state_blocks`). Rows of one token and rows of many
+run in one launch; each is folded token by token, from where it was. So a row's bits depend neither on its company nor
+on how its tokens were cut into steps. Sums are float32.
 """
 
 from typing import Any

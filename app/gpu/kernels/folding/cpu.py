@@ -7,7 +7,7 @@ products take twenty times as long.
 """
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -37,6 +37,8 @@ _CHANNELS = 256
 _WIDTHS = (64, 16, 1)
 """Columns of a matrix whose sums are made at a time: as many as leave no unit for multiplication waiting."""
 _ONE = np.float32(1)
+StateBlocks = Annotated[Tensor, ("state_blocks_stride",), ("states_kept", "blocks_each")]
+"""`Batch.state_blocks`, and its sizes."""
 
 
 def convolve(
@@ -137,7 +139,7 @@ def scan(
 
 def _places(states: Tensor, batch: Batch) -> dict[str, Any]:
     """Where each row's state is, as kernels take it."""
-    blocks = torch.arange(len(states))[:, None] if batch.state_blocks is None else batch.state_blocks
+    blocks = torch.arange(len(states))[:, None, None] if batch.state_blocks is None else batch.state_blocks
     return {"state_rows": len(blocks), "state_bytes": states.stride(0), "state_blocks": blocks}
 
 
@@ -145,6 +147,15 @@ def _places(states: Tensor, batch: Batch) -> dict[str, Any]:
 def _begin(row: Any, decodes: Any, starts: Any) -> Any:
     """The first token of a row."""
     return row if row <= decodes else decodes + starts[row - decodes]
+
+
+@inlined
+def _count_kept(blocks: Any, kept: Any, each: Any) -> Any:
+    """How many states a row keeps."""
+    count = 1
+    while count < kept and blocks[count * each] >= 0:
+        count += 1
+    return count
 
 
 @inlined
@@ -165,7 +176,7 @@ def _convolve(
     x: Tensor,
     weight: Tensor,
     row_states: Tensor,
-    state_blocks: Tensor,
+    state_blocks: StateBlocks,
     out: Tensor,
     bias: Tensor | None = None,
     prompt_starts: Tensor | None = None,
@@ -210,24 +221,27 @@ def _convolve(
             if silu:
                 for i in range(count):
                     own[i] = logistic(own[i], own[i])
-        for place in range(taps - 1):
-            last = end - taps + 1 + place
-            to: Any = first + place * channels + at
-            source: Any = first + (last - begin + taps - 1) * channels + at
-            new: Any = x[max(last, begin) * a.x_stride + at :]
-            done = 0
-            while done < count:
-                part = min(count - done, size - (to + done) % size)
-                target: Any = row_states[_at(blocks, size, to + done) :]
-                if last < begin:
-                    part = min(part, size - (source + done) % size)
-                    old: Any = row_states[_at(blocks, size, source + done) :]
-                    for i in range(part):
-                        target[i] = old[i]
-                else:
-                    for i in range(part):
-                        target[i] = new[done + i]
-                done += part
+        kept_states = _count_kept(blocks, a.states_kept, a.blocks_each)
+        for later in range(kept_states):  # the newest first: the row began where the oldest is
+            kept_in: Any = blocks[(kept_states - 1 - later) * a.blocks_each :]
+            for place in range(taps - 1):
+                last = end - later - taps + 1 + place
+                to: Any = first + place * channels + at
+                source: Any = first + (last - begin + taps - 1) * channels + at
+                new: Any = x[max(last, begin) * a.x_stride + at :]
+                done = 0
+                while done < count:
+                    part = min(count - done, size - (to + done) % size)
+                    target: Any = row_states[_at(kept_in, size, to + done) :]
+                    if last < begin:
+                        part = min(part, size - (source + done) % size)
+                        old: Any = row_states[_at(blocks, size, source + done) :]
+                        for i in range(part):
+                            target[i] = old[i]
+                    else:
+                        for i in range(part):
+                            target[i] = new[done + i]
+                    done += part
 
 
 def _line(builder: Any, key: Any, values: Any, column: Any, cut: Any, skip: Any) -> Any:
@@ -239,6 +253,7 @@ def _line(builder: Any, key: Any, values: Any, column: Any, cut: Any, skip: Any)
 def _replace(
     code: Lanes,
     state: Any,
+    target: Any,
     keys: Any,
     values: Any,
     column: Any,
@@ -248,9 +263,10 @@ def _replace(
     change: Any,
     cut: Any,
     skip: Any,
+    leap: Any,
 ) -> Any:
-    """Some columns of a matrix `[keys, values]` shrink, and `change` times the key is added to them. Returns what the
-    query reads there.
+    """Some columns of a matrix `[keys, values]` shrink, and `change` times the key is added to them. That is stored at
+    `target`. Returns what the query reads there.
     """
     builder = code.builder
     with builder.goto_entry_block():
@@ -261,17 +277,19 @@ def _replace(
         factor, asked = (code.spread(Lanes(builder).load(each, FLOAT, loop.index)) for each in (key, query))
         kept = builder.fmul(code.load(state, FLOAT, at), shrink)
         line = code.multiply_add(change, factor, kept)
-        code.store(line, state, FLOAT, at)
+        code.store(line, target, FLOAT, _line(builder, loop.index, values, column, cut, leap))
         builder.store(code.multiply_add(line, asked, builder.load(total)), total)
     return builder.load(total)
 
 
-@instruction(types.void(*[types.int64] * 9, *[types.float32] * 4))
+@instruction(types.void(*[types.int64] * 11, *[types.float32] * 4))
 def _take_in(
     builder: Any,
     state: Any,
+    target: Any,
     cut: Any,
     skip: Any,
+    leap: Any,
     keys: Any,
     values: Any,
     key: Any,
@@ -283,9 +301,10 @@ def _take_in(
     key_scale: Any,
     query_scale: Any,
 ) -> None:
-    """`take_in(state, cut, skip, keys, values, key, query, value, out, decay, beta, key_scale, query_scale)`: one token
-    of the delta rule, of a matrix `[keys, values]` at address `state`, and from key `cut` on so many numbers further on
-    as `skip` says. All is float32; `out` may be at the address of `value`.
+    """`take_in(state, target, cut, skip, leap, keys, values, key, query, value, out, decay, beta, key_scale,
+    query_scale)`: one token of the delta rule, of a matrix `[keys, values]` at address `state`, and from key `cut` on
+    so many numbers further on as `skip` says. It is stored at `target` and there as `leap` says. All is float32; `out`
+    may be at the address of `value`, and `target` is that of `state` or of other memory.
     """
     done = INT64(0)
     for lanes in _WIDTHS:
@@ -303,17 +322,19 @@ def _take_in(
             known = builder.fmul(builder.fmul(builder.load(total), of_key), shrink)
             missing = builder.fmul(builder.fsub(code.load(value, FLOAT, column), known), rate)
             change = builder.fmul(missing, of_key)
-            found = _replace(code, state, keys, values, column, key, query, shrink, change, cut, skip)
+            found = _replace(code, state, target, keys, values, column, key, query, shrink, change, cut, skip, leap)
             code.store(builder.fmul(found, of_query), out, FLOAT, column)
         done = end
 
 
-@instruction(types.void(*[types.int64] * 9, *[types.float32] * 3))
+@instruction(types.void(*[types.int64] * 11, *[types.float32] * 3))
 def _add_in(
     builder: Any,
     state: Any,
+    target: Any,
     cut: Any,
     skip: Any,
+    leap: Any,
     keys: Any,
     values: Any,
     key: Any,
@@ -324,8 +345,9 @@ def _add_in(
     step: Any,
     through: Any,
 ) -> None:
-    """`add_in(state, cut, skip, keys, values, key, query, value, out, decay, step, through)`: one token of a selective
-    scan, of the same: `step` times the value is added at the key. `through` times it is added to what the query reads.
+    """`add_in(state, target, cut, skip, leap, keys, values, key, query, value, out, decay, step, through)`: one token
+    of a selective scan, of the same: `step` times the value is added at the key. `through` times it is added to what
+    the query reads.
     """
     done = INT64(0)
     for lanes in _WIDTHS:
@@ -335,7 +357,7 @@ def _add_in(
         with cgutils.for_range_slice(builder, done, end, INT64(lanes)) as (column, _):
             given = code.load(value, FLOAT, column)
             change = builder.fmul(given, rate)
-            found = _replace(code, state, keys, values, column, key, query, shrink, change, cut, skip)
+            found = _replace(code, state, target, keys, values, column, key, query, shrink, change, cut, skip, leap)
             code.store(code.multiply_add(given, passed, found), out, FLOAT, column)
         done = end
 
@@ -377,7 +399,7 @@ def _recur(
     rates: Tensor,
     time_bias: Tensor,
     row_states: Tensor,
-    state_blocks: Tensor,
+    state_blocks: StateBlocks,
     z: Tensor,
     norm: Tensor,
     out: Tensor,
@@ -397,7 +419,14 @@ def _recur(
         here = _at(blocks, size, at)
         cut = min(keys, (size - at % size) // values)  # the other keys are in the next block
         skip = _at(blocks, size, at + cut * values) - here - cut * values if cut < keys else 0
-        for token in range(_begin(row, state_decodes, prompt_starts), _begin(row + 1, state_decodes, prompt_starts)):
+        end = _begin(row + 1, state_decodes, prompt_starts)
+        kept_first = end - _count_kept(blocks, a.states_kept, a.blocks_each)
+        for token in range(_begin(row, state_decodes, prompt_starts), end):
+            there, leap = here, skip
+            if token > kept_first:
+                to: Any = blocks[(token - kept_first) * a.blocks_each :]
+                there = _at(to, size, at)
+                leap = _at(to, size, at + cut * values) - there - cut * values if cut < keys else 0
             query_at: Any = token * width + head // group * keys
             key_at: Any = query_at + of_key
             value_at: Any = token * width + 2 * of_key + head * values
@@ -406,8 +435,10 @@ def _recur(
             decay = _power(-rates[head] * _softplus(widen(gate[heads + head]) + widen(time_bias[head])))
             _take_in(
                 a.row_states + 4 * here,
+                a.row_states + 4 * there,
                 cut,
                 skip,
+                leap,
                 keys,
                 values,
                 a.mixed + 4 * key_at,
@@ -419,6 +450,7 @@ def _recur(
                 _inverse_norm(mixed[key_at:], keys),
                 _inverse_norm(mixed[query_at:], keys) * scale,
             )
+            here, skip = there, leap
             found: Any = mixed[value_at:]
             squares = np.float32(0)
             for i in range(values):
@@ -449,7 +481,7 @@ def _scan(
     time_bias: Tensor,
     skips: Tensor,
     row_states: Tensor,
-    state_blocks: Tensor,
+    state_blocks: StateBlocks,
     z: Tensor,
     out: Tensor,
     prompt_starts: Tensor | None = None,
@@ -468,7 +500,14 @@ def _scan(
         here = _at(blocks, size, at)
         cut = min(keys, (size - at % size) // values)  # the other keys are in the next block
         skip = _at(blocks, size, at + cut * values) - here - cut * values if cut < keys else 0
-        for token in range(_begin(row, state_decodes, prompt_starts), _begin(row + 1, state_decodes, prompt_starts)):
+        end = _begin(row + 1, state_decodes, prompt_starts)
+        kept_first = end - _count_kept(blocks, a.states_kept, a.blocks_each)
+        for token in range(_begin(row, state_decodes, prompt_starts), end):
+            there, leap = here, skip
+            if token > kept_first:
+                to: Any = blocks[(token - kept_first) * a.blocks_each :]
+                there = _at(to, size, at)
+                leap = _at(to, size, at + cut * values) - there - cut * values if cut < keys else 0
             value_at: Any = token * width + head * values
             key_at: Any = token * width + of_values + head // group * keys
             own_at: Any = token * of_values + head * values
@@ -476,8 +515,10 @@ def _scan(
             step = _softplus(widen(gate[head]) + widen(time_bias[head]))
             _add_in(
                 a.row_states + 4 * here,
+                a.row_states + 4 * there,
                 cut,
                 skip,
+                leap,
                 keys,
                 values,
                 a.mixed + 4 * key_at,
@@ -488,6 +529,7 @@ def _scan(
                 step,
                 widen(skips[head]),
             )
+            here, skip = there, leap
             own: Any = out[own_at:]
             opened: Any = z[token * a.z_stride + head * values :]
             for i in range(values):

@@ -1,7 +1,7 @@
 """Layers that fold tokens into a state, on a GPU. See `kernels.folding`.
 
 A program has one part of a row to itself, and goes from token to token: the state of a head stays in registers. A long
-prompt takes as many turns as it has tokens.
+prompt takes as many turns as it has tokens. What a row keeps beside is stored on the way.
 """
 
 import torch
@@ -23,19 +23,21 @@ def convolve(
 ) -> Tensor:
     """`folding.convolve`, some channels of a row in each program."""
     out = torch.empty(len(x), shape.channels, dtype=torch.float32, device=x.device)
-    words = states.view(x.dtype)
+    words, kept = states.view(x.dtype), batch.state_blocks
     with torch.cuda.device_of(x):
-        _convolve[(len(states), triton.cdiv(shape.channels, CHANNELS))](
+        _convolve[(len(states if kept is None else kept), triton.cdiv(shape.channels, CHANNELS))](
             x,
             weight,
             weight if bias is None else bias,
             words,
             batch.contexts if batch.prompt_starts is None else batch.prompt_starts,
+            batch.contexts if kept is None else kept,
             out,
             batch.decodes,
             x.stride(0),
             words.stride(0),
             shape.first // x.element_size(),
+            most_kept=1 if kept is None else kept.shape[1],
             channels=shape.channels,
             taps=shape.taps,
             biased=bias is not None,
@@ -58,15 +60,16 @@ def recur(
 ) -> Tensor:
     """`folding.recur`, a head of a row in each program."""
     out = torch.empty(len(mixed), shape.heads * shape.values, dtype=z.dtype, device=z.device)
-    words = states.view(torch.float32)
+    words, kept = states.view(torch.float32), batch.state_blocks
     with torch.cuda.device_of(mixed):
-        _recur[(len(states), shape.heads)](
+        _recur[(len(states if kept is None else kept), shape.heads)](
             mixed,
             gates,
             rates,
             time_bias,
             words,
             batch.contexts if batch.prompt_starts is None else batch.prompt_starts,
+            batch.contexts if kept is None else kept,
             z,
             norm,
             out,
@@ -78,6 +81,7 @@ def recur(
             shape.eps,
             NORM_EPS,
             shape.keys**-0.5,
+            most_kept=1 if kept is None else kept.shape[1],
             heads=shape.heads,
             group=shape.heads // shape.key_heads,
             keys=shape.keys,
@@ -102,9 +106,9 @@ def scan(
 ) -> Tensor:
     """`folding.scan`, a head of a row in each program."""
     out = torch.empty(len(mixed), shape.heads * shape.values, dtype=torch.float32, device=z.device)
-    words = states.view(torch.float32)
+    words, kept = states.view(torch.float32), batch.state_blocks
     with torch.cuda.device_of(mixed):
-        _scan[(len(states), shape.heads)](
+        _scan[(len(states if kept is None else kept), shape.heads)](
             mixed,
             gates,
             rates,
@@ -112,6 +116,7 @@ def scan(
             skips,
             words,
             batch.contexts if batch.prompt_starts is None else batch.prompt_starts,
+            batch.contexts if kept is None else kept,
             z,
             out,
             batch.decodes,
@@ -119,6 +124,7 @@ def scan(
             words.stride(0),
             z.stride(0),
             shape.first // 4,
+            most_kept=1 if kept is None else kept.shape[1],
             heads=shape.heads,
             group=shape.heads // shape.key_heads,
             keys=shape.keys,
@@ -136,6 +142,23 @@ def _begin(row: tl.tensor, decodes: tl.tensor, starts: tl.tensor) -> tl.tensor:
     return tl.where(row <= decodes, row, decodes + tl.load(starts + row - decodes, mask=row > decodes, other=0))
 
 
+@triton.jit
+def _place(row: tl.tensor, kept: tl.tensor, number: tl.tensor, most_kept: tl.constexpr) -> tl.tensor:
+    """Where the state of that number is which a row keeps; negative: it keeps fewer."""
+    if most_kept == 1:
+        return row.to(tl.int64)
+    return tl.load(kept + row * most_kept + number)
+
+
+@triton.jit
+def _count_kept(row: tl.tensor, kept: tl.tensor, most_kept: tl.constexpr) -> tl.tensor:
+    """How many states a row keeps."""
+    count = row - row + 1
+    for number in tl.static_range(1, most_kept):
+        count += (_place(row, kept, number, most_kept) >= 0).to(tl.int32)
+    return count
+
+
 @triton.jit(do_not_specialize=["decodes"])
 def _convolve(
     x: tl.tensor,
@@ -143,11 +166,13 @@ def _convolve(
     bias: tl.tensor,
     states: tl.tensor,
     starts: tl.tensor,
+    kept: tl.tensor,
     out: tl.tensor,
     decodes: tl.tensor,
     x_stride: tl.tensor,
     state_stride: tl.tensor,
     first: tl.tensor,
+    most_kept: tl.constexpr,
     channels: tl.constexpr,
     taps: tl.constexpr,
     biased: tl.constexpr,
@@ -159,7 +184,7 @@ def _convolve(
     at = tl.program_id(1) * tile + tl.arange(0, tile)
     real = at < channels
     begin, end = _begin(row, decodes, starts), _begin(row + 1, decodes, starts)
-    state = states + row.to(tl.int64) * state_stride + first + at
+    state = states + _place(row, kept, 0, most_kept) * state_stride + first + at
     inputs = x + begin.to(tl.int64) * x_stride + at
     outputs = out + begin.to(tl.int64) * channels + at
     for token in range(end - begin):
@@ -168,18 +193,21 @@ def _convolve(
             total = tl.load(bias + at, mask=real, other=0.0).to(tl.float32)
         for tap in tl.static_range(taps):
             before = token - taps + 1 + tap  # from the row's first token on; of what is loaded one part is 0
-            kept = tl.load(state + (before + taps - 1) * channels, mask=real & (before < 0), other=0.0)
+            old = tl.load(state + (before + taps - 1) * channels, mask=real & (before < 0), other=0.0)
             new = tl.load(inputs + before * x_stride, mask=real & (before >= 0), other=0.0)
             factor = tl.load(weight + tap * channels + at, mask=real, other=0.0).to(tl.float32)
-            total += (kept + new).to(tl.float32) * factor
+            total += (old + new).to(tl.float32) * factor
         if silu:
             total = total / (1 + tl.exp(-total))
         tl.store(outputs + token * channels, total, mask=real)
-    for place in tl.static_range(taps - 1):
-        last = end - begin - taps + 1 + place
-        kept = tl.load(state + (last + taps - 1) * channels, mask=real & (last < 0), other=0.0)
-        new = tl.load(inputs + last * x_stride, mask=real & (last >= 0), other=0.0)
-        tl.store(state + place * channels, kept + new, mask=real)
+    count = _count_kept(row, kept, most_kept)
+    for later in range(count):  # the newest first: the row began where the oldest is
+        target = states + _place(row, kept, count - 1 - later, most_kept) * state_stride + first + at
+        for place in tl.static_range(taps - 1):
+            last = end - begin - later - taps + 1 + place
+            old = tl.load(state + (last + taps - 1) * channels, mask=real & (last < 0), other=0.0)
+            new = tl.load(inputs + last * x_stride, mask=real & (last >= 0), other=0.0)
+            tl.store(target + place * channels, old + new, mask=real)
 
 
 @triton.jit(do_not_specialize=["decodes"])
@@ -190,6 +218,7 @@ def _recur(
     time_bias: tl.tensor,
     states: tl.tensor,
     starts: tl.tensor,
+    kept: tl.tensor,
     z: tl.tensor,
     norm: tl.tensor,
     out: tl.tensor,
@@ -201,6 +230,7 @@ def _recur(
     eps: tl.tensor,
     norm_eps: tl.tensor,
     scale: tl.tensor,
+    most_kept: tl.constexpr,
     heads: tl.constexpr,
     group: tl.constexpr,
     keys: tl.constexpr,
@@ -212,15 +242,16 @@ def _recur(
     row, head = tl.program_id(0), tl.program_id(1)
     key_at, value_at = tl.arange(0, tile_keys), tl.arange(0, tile_values)
     key_real, value_real = key_at < keys, value_at < values
-    here = states + row.to(tl.int64) * state_stride + first + head * keys * values
-    here += key_at[:, None] * values + value_at[None, :]
+    states += first + head * keys * values + key_at[:, None] * values + value_at[None, :]
     real = key_real[:, None] & value_real[None, :]
+    here = states + _place(row, kept, 0, most_kept) * state_stride
     state = tl.load(here, mask=real, other=0.0)
     rate, later = tl.load(rates + head), tl.load(time_bias + head).to(tl.float32)
     factor = tl.load(norm + value_at, mask=value_real, other=0.0).to(tl.float32)
     of_keys: tl.constexpr = heads // group * keys
     width: tl.constexpr = 2 * of_keys + heads * values
     begin, end = _begin(row, decodes, starts), _begin(row + 1, decodes, starts)
+    oldest = end - begin - _count_kept(row, kept, most_kept)
     mixed += begin.to(tl.int64) * width
     gates += begin.to(tl.int64) * gate_stride + head
     z += begin.to(tl.int64) * z_stride + head * values + value_at
@@ -242,7 +273,11 @@ def _recur(
         opened = tl.load(z + token * z_stride, mask=value_real, other=0.0).to(tl.float32)
         found = found * opened / (1 + tl.exp(-opened))
         tl.store(out + token * heads * values, found.to(out.dtype.element_ty), mask=value_real)
-    tl.store(here, state, mask=real)
+        if most_kept > 1:
+            place = _place(row, kept, tl.maximum(token - oldest, 0), most_kept)
+            tl.store(states + place * state_stride, state, mask=real & (token >= oldest))
+    if most_kept == 1:
+        tl.store(here, state, mask=real)
 
 
 @triton.jit(do_not_specialize=["decodes"])
@@ -254,6 +289,7 @@ def _scan(
     skips: tl.tensor,
     states: tl.tensor,
     starts: tl.tensor,
+    kept: tl.tensor,
     z: tl.tensor,
     out: tl.tensor,
     decodes: tl.tensor,
@@ -261,6 +297,7 @@ def _scan(
     state_stride: tl.tensor,
     z_stride: tl.tensor,
     first: tl.tensor,
+    most_kept: tl.constexpr,
     heads: tl.constexpr,
     group: tl.constexpr,
     keys: tl.constexpr,
@@ -272,15 +309,16 @@ def _scan(
     row, head = tl.program_id(0), tl.program_id(1)
     key_at, value_at = tl.arange(0, tile_keys), tl.arange(0, tile_values)
     key_real, value_real = key_at < keys, value_at < values
-    here = states + row.to(tl.int64) * state_stride + first + head * keys * values
-    here += key_at[:, None] * values + value_at[None, :]
+    states += first + head * keys * values + key_at[:, None] * values + value_at[None, :]
     real = key_real[:, None] & value_real[None, :]
+    here = states + _place(row, kept, 0, most_kept) * state_stride
     state = tl.load(here, mask=real, other=0.0)
     rate, later = tl.load(rates + head), tl.load(time_bias + head).to(tl.float32)
     skip = tl.load(skips + head).to(tl.float32)
     of_keys: tl.constexpr = heads // group * keys
     width: tl.constexpr = heads * values + 2 * of_keys
     begin, end = _begin(row, decodes, starts), _begin(row + 1, decodes, starts)
+    oldest = end - begin - _count_kept(row, kept, most_kept)
     mixed += begin.to(tl.int64) * width
     gates += begin.to(tl.int64) * gate_stride + head
     z += begin.to(tl.int64) * z_stride + head * values + value_at
@@ -296,4 +334,8 @@ def _scan(
         found = tl.sum(state * query[:, None], 0) + skip * value
         opened = tl.load(z + token * z_stride, mask=value_real, other=0.0).to(tl.float32)
         tl.store(out + token * heads * values, found * opened / (1 + tl.exp(-opened)), mask=value_real)
-    tl.store(here, state, mask=real)
+        if most_kept > 1:
+            place = _place(row, kept, tl.maximum(token - oldest, 0), most_kept)
+            tl.store(states + place * state_stride, state, mask=real & (token >= oldest))
+    if most_kept == 1:
+        tl.store(here, state, mask=real)
