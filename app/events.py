@@ -44,7 +44,7 @@ KEPT, KEPT_BYTES = 1024, 1 << 20
 READ_AT_ONCE = 64
 """Most events that a reader gets in one piece."""
 GATHER_S = 0.05
-"""Until a reader that has read all gets more: each piece costs it and this server a wake-up, and the cores also compute."""
+"""Until a reader that has read all gets more: each piece wakes it and this server, on cores that compute."""
 
 
 class Channel:

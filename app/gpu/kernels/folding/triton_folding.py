@@ -146,8 +146,10 @@ def _begin(row: tl.tensor, decodes: tl.tensor, starts: tl.tensor) -> tl.tensor:
 def _place(row: tl.tensor, kept: tl.tensor, number: tl.tensor, most_kept: tl.constexpr) -> tl.tensor:
     """Where the state of that number is which a row keeps; negative: it keeps fewer."""
     if most_kept == 1:
-        return row.to(tl.int64)
-    return tl.load(kept + row * most_kept + number)
+        place = row.to(tl.int64)
+    else:  # a return in each branch would be compiled for both
+        place = tl.load(kept + row * most_kept + number)
+    return place
 
 
 @triton.jit
