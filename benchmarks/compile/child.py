@@ -251,7 +251,7 @@ def wide_launches(dtype: str, capability: int) -> Iterator[tuple[str, Launch]]:
     yield "norm", lambda: rms_norm(inputs[-1], weight[0], 1e-5)
     yield "add and norm", lambda: add_rms_norm(inputs[-1], inputs[-1], weight[0], 1e-5)
     yield "silu and product", lambda: silu_mul(inputs[-1])
-    yield from folding_launches(weight)
+    yield from (*folding_launches(weight, None), *folding_launches(weight, torch.zeros(2, 5, 1, dtype=torch.int64)))
     if weight.dtype is torch.float32:  # once: numbers of tokens and blocks have no other type
         batch, columns = make_batch([(3, 1)], [[0]], 16, weight.device), torch.zeros(4, 8, dtype=torch.int64)
         given, tables = batch.positions, torch.zeros(8, 4, dtype=torch.int32)
@@ -263,20 +263,20 @@ def wide_launches(dtype: str, capability: int) -> Iterator[tuple[str, Launch]]:
         yield "limited draw", lambda: draw(weight[:1], uniforms, *limits)
 
 
-def folding_launches(weight: Tensor) -> Iterator[tuple[str, Launch]]:
-    """Those of layers that fold tokens into a state, of the type of `weight`: heads of Qwen3-Next and Qwen3.5."""
-    heads, keys = 2, 128
+def folding_launches(weight: Tensor, kept: Tensor | None) -> Iterator[tuple[str, Launch]]:
+    """Those of layers that fold, of the type of `weight`, in Qwen3.5's shape. `kept`: where states of drafts are."""
+    heads, keys, drafts = 2, 128, "" if kept is None else ", drafts"
     convolution = Convolution(4 * heads * keys // 2, 4, 0)
     recurrence = Recurrence(heads, heads // 2, keys, keys, 4 * convolution.channels * 4, 1e-6)
-    batch = make_batch([(0, 1), (0, 3)], [[0], [0]], 16, weight.device)
+    batch = replace(make_batch([(0, 1), (0, 3)], [[0], [0]], 16, weight.device), state_blocks=kept)
     states = torch.zeros(2, recurrence.first + heads * keys * keys * 4, dtype=torch.uint8)
     x, taps = weight[:4, : convolution.channels], weight[:4, : convolution.channels].contiguous()
     mixed, floats = torch.zeros(4, convolution.channels), torch.zeros(heads)
-    yield "short convolution", lambda: convolve(x, taps, None, states, batch, convolution)
+    yield f"short convolution{drafts}", lambda: convolve(x, taps, None, states, batch, convolution)
     others = weight[0, :heads].contiguous(), states, batch, recurrence, weight[:4, : heads * keys], weight[0, :keys]
-    yield "gated delta rule", lambda: recur(mixed, x[:, : 2 * heads], floats, *others)
+    yield f"gated delta rule{drafts}", lambda: recur(mixed, x[:, : 2 * heads], floats, *others)
     scanned = floats, weight[0, :heads].contiguous(), weight[0, :heads].contiguous(), states, batch, recurrence
-    yield "scan of Mamba 2", lambda: scan(mixed, x[:, :heads], *scanned, weight[:4, : heads * keys])
+    yield f"scan of Mamba 2{drafts}", lambda: scan(mixed, x[:, :heads], *scanned, weight[:4, : heads * keys])
 
 
 SHAPES: dict[str, Callable[[], list[Shape]]] = {

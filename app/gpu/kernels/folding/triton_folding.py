@@ -145,11 +145,8 @@ def _begin(row: tl.tensor, decodes: tl.tensor, starts: tl.tensor) -> tl.tensor:
 @triton.jit
 def _place(row: tl.tensor, kept: tl.tensor, number: tl.tensor, most_kept: tl.constexpr) -> tl.tensor:
     """Where the state of that number is which a row keeps; negative: it keeps fewer."""
-    if most_kept == 1:
-        place = row.to(tl.int64)
-    else:  # a return in each branch would be compiled for both
-        place = tl.load(kept + row * most_kept + number)
-    return place
+    # One branch is compiled. With a `return` in each both were, and they have other types.
+    return row.to(tl.int64) if most_kept == 1 else tl.load(kept + row * most_kept + number)
 
 
 @triton.jit
