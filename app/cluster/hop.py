@@ -48,8 +48,8 @@ WAITING = 64
 """Messages of this replica's own answer that may wait for their reader."""
 REPEATABLE = (b"GET", b"HEAD", b"OPTIONS")
 """Methods of requests that do no harm if they are done twice."""
-OF_BODIES = (b"content-length", b"transfer-encoding", b"sec-websocket")
-"""How request headers begin that a GET does not have."""
+NOT_OF_A_GET = (b"content-length", b"transfer-encoding", b"sec-websocket")
+"""How request headers begin that a GET does not have: of a body, or of a handshake."""
 HOP_HEADER = b"djinn-hop"
 HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding "
@@ -291,7 +291,7 @@ class Hops:
         path, or of another. Raises `ReplicaAway`, `ReplicaLost`.
         """
         raw_path, _, query = (path or target_bytes(scope)).partition(b"?")
-        headers = [each for each in scope["headers"] if not each[0].startswith(OF_BODIES)]
+        headers = [each for each in scope["headers"] if not each[0].startswith(NOT_OF_A_GET)]
         asked = {**scope, "type": "http", "method": "GET", "headers": headers, "raw_path": raw_path}
         asked |= {"path": unquote(raw_path.decode("latin-1")), "query_string": query}
         return self.passing(replica, asked, Body(None))

@@ -13,8 +13,8 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from websockets.frames import CloseCode
 
 from app.cluster.fleet import Replica
-from app.cluster.hop import HOP_HEADER, Hops, end_to_end, forwarded, target_bytes
-from app.cluster.owners import RESPONSES, Owner, Owners, previous_response
+from app.cluster.hop import HOP_HEADER, Hops, end_to_end, forwarded, moved_to, target_bytes
+from app.cluster.owners import RESPONSES, Owner, Owners, path_of, previous_response
 from app.cluster.wires import CONNECT_S
 from app.domain.errors import DjinnError, ReplicaAway, ReplicaLost, ReplicaMoving
 from app.domain.text import header_text
@@ -56,58 +56,79 @@ class Sockets:
                 await send({"type": "websocket.accept"})
                 before.append(await receive())
             owner = await self._owner(scope, before[1] if is_open else None)
-            await self._serve_at(owner.replica, scope, before, receive, send)
+            await self._serve_at(owner, scope, before, receive, send)
         except DjinnError as error:
             if not is_open:
                 raise
             await _close(send, CloseCode.TRY_AGAIN_LATER, error.message)
 
     async def _owner(self, scope: Scope, first: Message | None) -> Owner:
-        """Who has what the headers name, or the first message. A connection goes to one replica alone, so another one
-        is asked before whether the session has moved on. Raises `DjinnError`.
-        """
+        """Who has what the headers name, or the first message. Raises `DjinnError`."""
         content = b"" if first is None or first["type"] != "websocket.receive" else _content(first)
         previous = previous_response(content if isinstance(content, bytes) else content.encode())
-        owner = await (self._named(scope) if previous is None else self._owners.of_response(previous, scope))
-        if owner.seek is not None and owner.key is not None:
-            with contextlib.suppress(ReplicaAway):  # whoever has it, or the owner knows better
-                if (home := await owner.seek()) is not None and home is not owner.replica:
-                    await self._owners.moved(owner.key, home.name)
-                    return Owner(home)
-        return owner
+        if previous is None:
+            return await self._named(scope)
+        owner = await self._owners.of_response(previous, scope)
+        if owner.seek is None:  # it is here
+            return owner
+        # A first message goes to one replica alone, so the owner says before whether the session has moved on.
+        told = await self._hops.get([owner.replica], scope, path_of(previous), ANSWER_S)
+        moved = next((moved_to(answer.headers) for answer, _ in told.values()), None)
+        return owner if moved is None else await self._moved(owner, moved)
+
+    async def _moved(self, owner: Owner, name: str) -> Owner:
+        """The replica of that name, which the owner has handed the session to; if it has left, who has the session now.
+        Raises `ReplicaAway`, `ReplicaMoving`.
+        """
+        home = self._hops.fleet.find(name)
+        if home is None and owner.seek is not None:
+            home = await owner.seek()
+        if home is None or home is owner.replica or owner.key is None:
+            raise ReplicaMoving("the session moves on: connect again")
+        await self._owners.moved(owner.key, home.name)
+        return Owner(self._hops.fleet.reachable(home.name), owner.key)
 
     async def _serve_at(
-        self, replica: Replica, scope: Scope, before: list[Message], receive: Receive, send: Send
+        self, owner: Owner, scope: Scope, before: list[Message], receive: Receive, send: Send, *, follows: bool = True
     ) -> None:
-        """Serve it at that replica. `before` are messages that were received already: the handshake, and the first
-        message if the handshake was answered.
+        """Serve it at that owner; if it `follows`, also where the session has moved. `before` are messages that were
+        received already: the handshake, and the first message if the handshake was answered.
         """
         is_open = len(before) > 1
+        moved: str | None = None
 
         async def receive_again() -> Message:
             return before.pop(0) if before else await receive()
 
         async def send_once(message: Message) -> None:
-            if not (is_open and message["type"] == "websocket.accept"):
+            nonlocal moved
+            if message["type"] == "websocket.http.response.start":
+                moved = moved_to(message["headers"])
+            if moved is None and not (is_open and message["type"] == "websocket.accept"):
                 await send(message)
 
-        if replica is self._hops.fleet.own:
+        if owner.replica is self._hops.fleet.own:
             await self._app(scope, receive_again, send_once)
-            return
-        try:
-            connection = await self._connect(replica, scope)
-        except InvalidStatus as refused:
-            answer = refused.response
-            if is_open:
-                raise ReplicaMoving("the session moves on, or is refused there: connect again") from None
-            items = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers.raw_items()]
-            headers = [each for each in end_to_end(items) if each[0] != b"content-length"]
-            await send({"type": "websocket.http.response.start", "status": answer.status_code, "headers": headers})
-            await send({"type": "websocket.http.response.body", "body": answer.body or b""})
-            return
-        await send_once({"type": "websocket.accept", "subprotocol": connection.subprotocol})
-        del before[0]
-        await self._join(replica, connection, receive_again, send)
+        else:
+            try:
+                connection = await self._connect(owner.replica, scope)
+            except InvalidStatus as refused:
+                if is_open:
+                    raise ReplicaMoving("the session is refused there: connect again") from None
+                answer, latin = refused.response, "latin-1"
+                items = [(name.encode(latin), value.encode(latin)) for name, value in answer.headers.raw_items()]
+                headers = [each for each in end_to_end(items) if each[0] != b"content-length"]
+                start = {"type": "websocket.http.response.start", "status": answer.status_code, "headers": headers}
+                await send_once(start)
+                await send_once({"type": "websocket.http.response.body", "body": answer.body or b""})
+            else:
+                await send_once({"type": "websocket.accept", "subprotocol": connection.subprotocol})
+                del before[:1]  # the handshake, unless this replica has read it
+                await self._join(owner.replica, connection, receive_again, send)
+        if moved is not None:
+            if not follows:
+                raise ReplicaMoving("the session moves on: connect again")
+            await self._serve_at(await self._moved(owner, moved), scope, before, receive, send, follows=False)
 
     async def _connect(self, replica: Replica, scope: Scope) -> ClientConnection:
         """Raises `ReplicaAway`, `ReplicaLost`, `InvalidStatus` with the answer of a replica that refuses."""

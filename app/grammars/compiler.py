@@ -284,7 +284,8 @@ class Grammars:
             if wrong is not None:
                 odd.append((index, wrong))
         if not odd:
-            return "the calls of all tools together: " + words.partition("\n")[0], ()
+            unsure = time.monotonic() > until  # not all parts were tried
+            return ("" if unsure else "the calls of all tools together: ") + words.partition("\n")[0], ()
         name, part = grammar.parts[odd[0][0]]
         return f"{name}: {self._place(part, odd[0][1], until)}{odd[0][1]}", tuple(index for index, _ in odd)
 
@@ -306,9 +307,10 @@ class Grammars:
 
     def _error(self, grammar: Grammar) -> str | None:
         """What is wrong with a grammar; None: nothing."""
-        schemas = [each.text for each in (grammar, *(part for _, part in grammar.parts)) if "$ref" in each.text]
+        every = grammar, *(part for _, part in grammar.parts)
+        schemas = [each.text for each in every if each.kind is GrammarKind.JSON_SCHEMA and "$ref" in each.text]
         try:
-            if any(is_endless(json.loads(each)) for each in schemas if each.startswith("{")):
+            if any(is_endless(json.loads(each)) for each in schemas):
                 return ENDLESS
             wrong = self._trials.error(self._source(grammar), self._arguments)
         except ValueError as error:

@@ -4,7 +4,11 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
-ENDLESS = "a $ref leads back to itself, so that no value can follow it"
+ENDLESS = "a $ref refers to itself, directly or through others: no value can match it"
+NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Keywords whose values have schemas by names."""
+VALUES = frozenset({"const", "default", "enum", "examples"})
+"""Keywords whose values are data, in which there are no keywords."""
 
 
 def is_endless(schema: object) -> bool:
@@ -12,15 +16,26 @@ def is_endless(schema: object) -> bool:
     left, seen = [schema], set[int]()
     while left:
         node: Any = left.pop()
-        left.extend(node.values() if isinstance(node, dict) else node if isinstance(node, list) else ())
+        for key, value in node.items() if isinstance(node, dict) else ():
+            if key not in VALUES:
+                left.extend(value.values() if key in NAMED and isinstance(value, dict) else [value])
+        left.extend(node if isinstance(node, list) else ())
         chain = set[int]()
         while isinstance(node, dict) and id(node) not in seen:
             seen.add(id(node))
             chain.add(id(node))
-            node = _referred(schema, node.get("$ref"))
+            node = _required(schema, node)
         if id(node) in chain:
             return True
     return False
+
+
+def _required(schema: object, node: dict[str, Any]) -> object:
+    """What every value of the schema `node` must match too: what it refers to, or its only choice; None: nothing."""
+    for choices in map(node.get, ("anyOf", "oneOf", "allOf") if "$ref" not in node else ()):
+        if isinstance(choices, list) and len(choices) == 1:
+            return choices[0]
+    return _referred(schema, node.get("$ref"))
 
 
 def _referred(schema: Any, reference: object) -> object:
@@ -38,7 +53,8 @@ def _referred(schema: Any, reference: object) -> object:
 
 def path_of(schema: object, is_refused: Callable[[object], bool]) -> list[str]:
     """The path to the value that a refused JSON schema is refused for: without it and all that follows it, the schema
-    is not. Definitions, to which others refer, count as the first. Tries as many schemas as a search in a sorted list.
+    is not. Definitions, to which others refer, count as the first. At each level of the path it tries as many schemas
+    as a binary search.
     """
     children: list[tuple[Any, object]] = []
     if isinstance(schema, dict):

@@ -194,7 +194,7 @@ class Session:
     background: bool = False
     """Whether it was opened for a request of a batch."""
     unseen: bool = False
-    """Whether no client learns its id, and nobody is told of it: it has a text to embed or a place of an experiment."""
+    """Whether no list and no stream tells of it: it has a text to embed or a place of an experiment."""
     forked_from: ForkPoint | None = None
     """None: it was opened empty, or imported."""
     namespace: str | None = None
@@ -274,7 +274,7 @@ class Session:
 
     @property
     def is_agent(self) -> bool:
-        """Whether a client may come back to it, as far as figures of agents go."""
+        """Whether figures count it as an agent: it is not of a batch, an experiment or an embedding."""
         return not self.background and not self.unseen
 
     @property

@@ -294,7 +294,7 @@ class SessionTable:
         name: str | None = None,
     ) -> list[Session]:
         """Up to `limit` of the owner's sessions, or of everybody's, that are younger than `after`, oldest first; with a
-        `name` only those that calls name so.
+        `name` only those that calls name so. None of them is `unseen`.
 
         Raises `FieldOutOfRange` unless `after` is None, or one of them: a session that is open or has closed lately. An
         id that names a server of a cluster is a place too: the list of all of them has others' sessions.
@@ -304,7 +304,8 @@ class SessionTable:
         found = sorted(
             session.id
             for session in self._open.values()
-            if (everybody or session.owner == owner)
+            if not session.unseen
+            and (everybody or session.owner == owner)
             and (after is None or session.id > after)
             and state in (None, session.state)
             and tier in (None, session.kv.tier)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from app.domain.values import Grammar, GrammarKind
+from app.grammars.schemas import NAMED, VALUES
 from app.tools.calls import types_of
 from app.tools.definitions import Tool, ToolMode, ToolUse
 from app.tools.formats import HARMONY, IS_TEXT, Thinking, ToolFormat, told
@@ -36,11 +37,8 @@ _OPEN = frozenset(
 
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
 
-_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-"""Keywords whose values have schemas by names."""
 _ROOT, _REFERRED = "arguments", re.compile(r'"\$ref": "#/?([^"/]*)')
 """The name of a whole schema among its definitions, and what finds the keywords of it that others refer to."""
-_VALUES = frozenset({"const", "default", "enum", "examples"})
 _SILENT: tuple[tuple[str, object], ...] = (
     ("propertyNames", {"type": "string"}),
     ("propertyNames", {}),
@@ -175,7 +173,10 @@ def _below(schema: Any) -> Any:
         return [_below(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    below = {key: _below(value) for key, value in schema.items()}
+    below = {key: value if key in VALUES else _below(value) for key, value in schema.items()}
+    for key in NAMED.intersection(schema):
+        if isinstance(schema[key], dict):
+            below[key] = {name: _below(each) for name, each in schema[key].items()}
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#"):
         below["$ref"] = f"#/$defs/{_ROOT}{reference[1:]}"
@@ -285,9 +286,9 @@ def _held(schema: Mapping[str, Any], foreign: list[str], path: str, *, strict: b
             continue
         if key in _FOREIGN and not strict:
             foreign.append(name)
-        elif key in _VALUES:
+        elif key in VALUES:
             held[key] = value
-        elif key in _NAMED and isinstance(value, dict):
+        elif key in NAMED and isinstance(value, dict):
             held[key] = {inner: named(each, f"{name}.{inner}") for inner, each in value.items()}
         elif isinstance(value, list):
             held[key] = [known(each, f"{name}.{index}") for index, each in enumerate(value)]

@@ -72,7 +72,7 @@ def read_recorded(path: Path, per_token: float) -> list[Trajectory]:
             if (one.session_id, one.round_index) == (other.session_id, other.round_index):
                 raise LoadgenError(f"{path}: session {one.session_id}: two rounds have round_index {one.round_index}")
         sessions = groupby(rounds, key=lambda each: each.session_id)
-        return [each for name, found in sessions for each in _session(name, found, per_token)]
+        return [each for name, found in sessions for each in _session(path, name, found, per_token)]
     if "messages" in fields:
         found = [_conversation(parse_line(Conversation, *line, FORM)) for line in lines]
         if len({each.id for each in found}) < len(found):
@@ -109,10 +109,10 @@ def _request(number: int, row: _Request, per_token: float) -> Trajectory:
     return Trajectory(f"request-{number}", None, [turn], row.timestamp / 1e3)
 
 
-def _session(name: str, rounds: Iterator[_Round], per_token: float) -> Iterator[Trajectory]:
+def _session(path: Path, name: str, rounds: Iterator[_Round], per_token: float) -> Iterator[Trajectory]:
     turns: list[Turn] = []
     over: datetime | None = None
-    had, answered, part = 0, 0, 1
+    had, answered, part, before = 0, 0, 1, 0
     for row in rounds:
         place = f"{name}, call {row.round_index}"
         events = [(each.event_type, each.timestamp.astimezone()) for each in row.timing_events]
@@ -120,8 +120,8 @@ def _session(name: str, rounds: Iterator[_Round], per_token: float) -> Iterator[
         delay_s = 0.0 if over is None or not inputs else max(0.0, (max(inputs) - over).total_seconds())
         last = max((at for _, at in events), default=None)
         if over is not None and last is not None and last < over:
-            raise LoadgenError(f"session {place}: timing_events: must not end before those of the call before it")
-        over = last
+            where = f"{path}: session {name}, round {row.round_index}"
+            raise LoadgenError(f"{where}: timing_events end before those of round {before}")
         if turns and row.input_tokens_total < had:
             yield Trajectory(f"{name}-{part}", None, turns)
             turns, part = [], part + 1
@@ -133,7 +133,7 @@ def _session(name: str, rounds: Iterator[_Round], per_token: float) -> Iterator[
         else:
             new = [{"role": "system", "content": _text(place, row.input_tokens_total * per_token)}, GO_ON]
         turns.append(Turn(new, delay_s, row.output_tokens or 1))
-        had, answered = row.input_tokens_total, row.output_tokens
+        had, answered, before, over = row.input_tokens_total, row.output_tokens, row.round_index, last
     yield Trajectory(f"{name}-{part}", None, turns)
 
 

@@ -104,7 +104,7 @@ def test_each_conversation_is_replayed_in_its_session_with_its_delays(tmp_path: 
         (
             [{**ROUND, "round_index": n, "timing_events": TIMES[n]} for n in (0, 1)],
             "",
-            "call 1: timing_events: must not",
+            "round 1: timing_events end before those of round 0",
         ),
     ],
 )
