@@ -126,10 +126,8 @@ def ask(client: OpenAI, chain: Chain) -> Response:
 
 def followed(servers: Pair) -> float:
     """How many turns were done at their second replica."""
-    found = [
-        metric(http, 'djinn_cluster_requests_total{turn="yes",way="followed"}') for http in servers.clients.values()
-    ]
-    return sum(found)
+    way = 'djinn_cluster_requests_total{turn="yes",way="followed"}'
+    return sum(metric(http, way) for http in servers.clients.values())
 
 
 @pytest.mark.parametrize(("make", "at"), [(lambda: Chat("mine"), "a"), (Chain, "b"), (lambda: Chain("ours"), "a")])

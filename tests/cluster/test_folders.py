@@ -52,12 +52,16 @@ def test_an_empty_or_old_folder_is_refused_and_the_right_one_goes_on(both: Pair,
     folder, away, old = tmp_path / "a", tmp_path / "away", tmp_path / "old"
     shutil.copytree(folder, old)
     both.moved(moved)
-    both.end("a")  # in order
+    shutil.copytree(folder, tmp_path / "copy")
     folder.rename(away)
+    (tmp_path / "copy").rename(folder)
+    assert "not ended in order" in refused(both)  # a copy, beside the living one
+    both.end("a")  # in order
+    shutil.rmtree(folder)
     assert "is its volume mounted?" in refused(both)  # an empty one
     shutil.rmtree(folder)
     old.rename(folder)
-    assert "older copy" in refused(both)  # of before the move
+    assert all("older copy" in refused(both) for _ in range(3))  # of before the move, however often it is started
     shutil.rmtree(folder)
     away.rename(folder)
     both.start("a")
@@ -136,8 +140,6 @@ def test_a_request_leaves_one_line_in_the_audit_log_where_it_was_made(tmp_path: 
         assert logs["a"].read_text() == ""
         every = [json.loads(line) for line in logs["b"].read_text().splitlines()]
         lines = [line for line in every if (line["method"], line["status"]) == ("GET", 200)]
-    assert [(line["tenant"], line["path"], line["status"]) for line in lines] == [
-        ("acme", "/v1/sessions/{session_id}", 200),
-        ("acme", "/v1/memory", 200),
-    ]
+    paths = ["/v1/sessions/{session_id}", "/v1/memory"]
+    assert [(line["tenant"], line["path"]) for line in lines] == [("acme", path) for path in paths]
     assert lines[0]["session"] == session

@@ -54,8 +54,7 @@ class Stub:
             self.asked += 1
             await receive()
             return
-        request = Request(scope, receive)
-        await (await self._answer(request))(scope, receive, send)
+        await (await self._answer(Request(scope, receive)))(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
         path = request.url.path
@@ -79,8 +78,7 @@ class Stub:
             return error_response(404, "not_found")
         if path.endswith("/generate"):
             await until(lambda: not self.hangs)
-        found = {"at": self.name, "method": request.method, "bytes": len(await request.body())}
-        return JSONResponse(found)
+        return JSONResponse({"at": self.name, "method": request.method, "bytes": len(await request.body())})
 
 
 @dataclass(frozen=True)
@@ -136,8 +134,7 @@ def test_what_is_new_goes_elsewhere_if_a_replica_has_begun_to_drain_or_stall(stu
     assert [stubs.call(name).json()["at"] for name in (None, "mine", "mine", "yours")] == ["b"] * 4
     assert stubs.b.asked == 4
     stubs.b.refuses = why
-    answer = stubs.call()
-    assert code(answer) == (503, why)
+    assert code(stubs.call()) == (503, why)
 
 
 def test_a_session_that_moves_on_and_on_is_not_chased(stubs: Stubs) -> None:

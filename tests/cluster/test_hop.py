@@ -116,15 +116,17 @@ def test_a_connection_serves_one_request_after_the_other(stub_door: Door, stub: 
     wait_until(all_on_one)
 
 
+def test_an_old_client_gets_an_answer_without_chunks(stub_door: Door) -> None:
+    with socket.create_connection(stub_door.address, PATIENCE_S) as connection:
+        path = f"/v1/sessions/{SESSION}/echo".encode()
+        connection.sendall(b"POST " + path + b" HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello")
+        head, _, body = connection.makefile("rb").read().partition(b"\r\n\r\n")
+    assert (b"chunked" in head.lower(), body) == (False, b"hello")
+
+
 def test_headers_of_one_connection_do_not_pass(stub_door: Door, stub: Stub) -> None:
-    given = {
-        "Connection": "keep-alive, X-Mine",
-        "X-Mine": "of this connection",
-        "X-Kept": "kept",
-        "TE": "trailers",
-        "X-Forwarded-For": "192.0.2.1",
-        "X-Request-Id": "my-request",
-    }
+    given = {"Connection": "keep-alive, X-Mine", "X-Mine": "of this connection", "X-Kept": "kept", "TE": "trailers"}
+    given |= {"X-Forwarded-For": "192.0.2.1", "X-Request-Id": "my-request"}
     answer = httpx.get(_url(stub_door, "headers"), headers=given)
     assert answer.headers["X-Own"] == "kept"
     assert answer.headers["X-Request-Id"] == "my-request"

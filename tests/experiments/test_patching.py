@@ -138,6 +138,7 @@ async def test_beside_a_client_rows_of_a_layer_are_under_way_and_then_none_for_l
             now, rows = time.monotonic(), sum(each.background and each.under_way for each in services.sessions.table)
             spent[rows] += now - began
             began = now
+            assert services.sessions.table.page(limit=9) == [client], "no list has those of experiments"
         assert max(spent) == 4
         assert spent[0] > sum(spent.values()) / 2
         assert await running == 1 + LAYERS * 4
@@ -159,7 +160,7 @@ def test_rows_stream_and_the_file_has_the_same_numbers(http: httpx.Client) -> No
     assert table["values"] == [[at[layer, column] for column in table["columns"]] for layer in table["layers"]]
     file = http.post(PATH, json=body, headers={"accept": "application/octet-stream"}).raise_for_status().content
     np.testing.assert_allclose(load(file)["resid_post"], np.array(table["values"], "<f4"))
-    assert not http.get("/v1/sessions").json()["data"]
+    assert not http.get("/v1/memory").json()["sessions"]
     assert (told("turns") > turns, told("agents")) == (True, agents), "places are work, and no agents"
 
 

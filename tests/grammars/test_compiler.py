@@ -92,7 +92,7 @@ def test_a_copy_goes_its_own_way_and_tokens_that_do_not_match_are_refused(gramma
         (lark("start: missing"), "missing"),
         (json_grammar({"not": {"type": "string"}}), "Unimplemented keys"),
         (json_grammar({"$ref": "#"}), r"at \$ref: a \$ref refers to itself"),
-        (json_grammar({"$defs": {"const": {"anyOf": [{"$ref": "#/$defs/const"}]}}}), r"at \$defs\.const\.anyOf\.0\.\$ref: a"),
+        (json_grammar({"$defs": {"const": {"anyOf": [{"$ref": "#/$defs/const"}]}}}), r"const\.anyOf\.0\.\$ref: a \$"),
         (json_grammar({"properties": {"a": {}, "b": {"type": "array", "items": "x"}}}), r"at properties\.b\.items: "),
         (json_grammar({"anyOf": [{}, {"properties": []}], "$defs": {}}), r"at anyOf\.1\.properties: "),
         (json_grammar({"description": "x" * MAX_CHARACTERS}), f"at most {MAX_CHARACTERS}"),

@@ -62,7 +62,7 @@ def test_an_input_may_come_in_four_forms_and_a_vector_be_shortened(sdk: Any, ref
 
 
 def test_a_call_of_many_inputs_leaves_no_session_and_refuses_what_cannot_be(http: httpx.Client) -> None:
-    before = http.get("/v1/sessions").json()["data"]
+    before = http.get("/v1/memory").json()["sessions"]
     many = http.post("/v1/embeddings", json={"model": MODEL, "input": [[5, number] for number in range(100)]})
     assert [each["index"] for each in many.json()["data"]] == list(range(100))
     for body, param in (
@@ -77,7 +77,7 @@ def test_a_call_of_many_inputs_leaves_no_session_and_refuses_what_cannot_be(http
     too_long = http.post("/v1/embeddings", json={"model": MODEL, "input": [[1], [5] * 1025]})
     assert_error(too_long, 400, "context_length_exceeded", param="input.1")
     assert http.post("/v1/embeddings", json={"model": "gpt-4o", "input": "x"}).status_code == 404
-    assert http.get("/v1/sessions").json()["data"] == before
+    assert http.get("/v1/memory").json()["sessions"] == before
 
 
 CHAT = [{"role": "user", "content": "Hi"}]
