@@ -16,7 +16,7 @@ from loadgen.report.tables import to_rich
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The files, and where the page goes."""
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="EXPERIMENT-TIME.json; several: compared")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="EXPERIMENT-TIME.json; several to compare")
     parser.add_argument(
         "--output", type=Path, default=Path("runs"), metavar="DIR", help="folder for the page (default: runs)"
     )
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace, progress: Console) -> int:
     reports = [read_report(path) for path in options.files]
     for path, each in zip(options.files, reports, strict=True):
         if each.experiment != reports[0].experiment:
-            raise LoadgenError(f"{path} is a result of {each.experiment}, not of {reports[0].experiment} as the first")
+            raise LoadgenError(f"{path} is a result of {each.experiment}, not {reports[0].experiment} like the first")
     folder = make_output(options)
     output = Console(highlight=False)
     report, files = reports[0], [path.name for path in options.files]
