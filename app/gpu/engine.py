@@ -369,11 +369,10 @@ class Engine:
 def _why_broken(row: Row) -> DjinnError:
     """Why there are logits that are not numbers."""
     if row.path.new_edits or row.sequence.interventions:
-        message = "what the edits made of the residual stream led to logits that are not finite numbers"
-        return FieldOutOfRange(message, param="edits")
+        return FieldOutOfRange("with these edits the logits are NaN or infinite", param="edits")
     return EngineError(
-        f"after token {row.end} the model's logits are not finite numbers: NaN or infinity is in its weights or "
-        "adapter, or a number became too large for the type that it computes in"
+        f"after token {row.end - len(row.draft)} the model's logits are not finite numbers: NaN or infinity is in its "
+        "weights or adapter, or a number became too large for the type that it computes in"
     )
 
 

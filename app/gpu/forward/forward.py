@@ -49,6 +49,7 @@ from app.gpu.state.segments import (
 )
 from app.machine.cores import free_from_core
 from app.messages import Attribute, ReadFeatures
+from app.settings import DRAFT_TOKENS
 
 logger = logging.getLogger(__name__)
 
@@ -291,7 +292,8 @@ class Runner:
         attempt that fails half-way has only written KV to the slots of its own rows. The next one writes the same
         values there before it reads them. No other session does: blocks are shared only once a row is accounted for.
 
-        Raises `StatesLost` if such a step folds in place and has several tokens. The next steps have fewer.
+        Raises `StatesLost` if such a step folds in place and has several tokens, be they drafted: it is not split, all
+        rows go back to kept states, and the next steps have fewer.
         """
         self._alone = max(0, self._alone - 1)
         waiting, parts, unfit = deque[Row](), list[LaunchedStep](), set[Row]()
@@ -449,9 +451,9 @@ def _without_drafts(rows: Iterable[Row]) -> list[Row]:
 def _place_kept(rows: Sequence[Row]) -> NDArray[np.int64]:
     """`Batch.state_blocks` of states in memory of their own: one of each row, then those behind drafted tokens."""
     drafts = np.array([len(row.draft) for row in rows])
-    kept = np.full((len(rows), 1 + drafts.max(), 1), -1, np.int64)
+    kept = np.full((len(rows), 1 + DRAFT_TOKENS, 1), -1, np.int64)  # a GPU compiles kernels for each width
     kept[:, 0, 0] = np.arange(len(rows))
-    kept[:, 1:, 0][np.arange(drafts.max()) < drafts[:, None]] = len(rows) + np.arange(drafts.sum())
+    kept[:, 1:, 0][np.arange(DRAFT_TOKENS) < drafts[:, None]] = len(rows) + np.arange(drafts.sum())
     return kept
 
 
@@ -532,7 +534,7 @@ class RowStates:
             if self._begins is not None:
                 self._pool.blocks[self._blocks[self._begins]] = 0
             return
-        self._words = self._pool.read_states(self._blocks, in_room=True)
+        self._words = self._pool.read_states(self._blocks[: len(self._rows)], room=len(self._blocks))
         if self._begins is not None:
             self._words[self._begins] = 0
         for place, below in self._below.items():

@@ -1,7 +1,7 @@
 """A step that the device may still be running, and its results: next tokens, prompt scores, what rows left behind."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
@@ -25,7 +25,7 @@ class StepResult:
     """Results of a step's rows. A row is `broken`, whatever else it has, if logits that it needs are not numbers."""
 
     sampled: dict[Row, list[Sampled]] = field(default_factory=dict)
-    """Each row's next token, and those that were chosen after its drafted tokens."""
+    """Each row's next token, and those chosen after its drafted tokens, up to where logits are not numbers."""
     scores: dict[Row, list[TokenLogprobs]] = field(default_factory=dict)
     """Log-probabilities of the prompt tokens that follow each of the row's tokens."""
     stopped: dict[Row, Stopped] = field(default_factory=dict)
@@ -97,9 +97,10 @@ class LaunchedStep:
             if self._mask is not None:
                 self._mask.apply(logits)
             self.tokens, highest = choose(logits, self._inputs, on_host=self._streams.on_host)
-            # One copy: a token that was chosen among logits that are no numbers is its complement. A grammar may leave
-            # a row without a token, whose logits are all minus infinity then.
-            self._chosen = download.fetch(torch.where(highest < math.inf, self.tokens, ~self.tokens))
+            if self._mask is not None:  # a grammar may leave a row without a token: its logits are all minus infinity
+                highest.index_copy_(0, self._mask.rows, highest[self._mask.rows].clamp(min=0.0))
+            # One copy: a token that was chosen among logits that are no numbers is its complement.
+            self._chosen = download.fetch(torch.where(highest.abs() < math.inf, self.tokens, ~self.tokens))
             if raw is not None:
                 tops = [self._requests[i].params.logprobs or 0 for i in self._reporting]
                 self._report = report(raw, self.tokens[self._reported], tops, download)
@@ -128,32 +129,21 @@ class LaunchedStep:
             if any(math.isnan(score.logprob) for score in result.scores[row]):
                 result.broken.add(row)
         if self._requests:
-            sampled, end = self.sampled(), 0
-            odd = set(np.flatnonzero(self._chosen.numpy() < 0).tolist())
+            chosen, end = self._chosen.tolist(), 0
+            sampled = [Sampled(token, None) for token in chosen]
+            for i, logprobs in zip(self._reporting, self._report(), strict=True):
+                sampled[i] = Sampled(logprobs.token_id, logprobs)
+            has_odd = min(chosen) < 0
             for row in self.rows:
                 if row.samples:
                     begin, end = end, end + 1 + len(row.draft)
-                    result.sampled[row] = sampled[begin:end]
-                    if odd and _is_broken(row, sampled, begin, odd):
+                    good = end
+                    if has_odd:  # tokens before it are told, as without a draft
+                        good = next((place for place in range(begin, end) if chosen[place] < 0), end)
+                    result.sampled[row] = sampled[begin:good]
+                    if good == begin:
                         result.broken.add(row)
         return result
-
-    def sampled(self) -> list[Sampled]:
-        """One token per request, once the step is over."""
-        sampled = [Sampled(token if token >= 0 else ~token, None) for token in self._chosen.tolist()]
-        for i, logprobs in zip(self._reporting, self._report(), strict=True):
-            sampled[i] = Sampled(logprobs.token_id, logprobs)
-        return sampled
-
-
-def _is_broken(row: Row, sampled: Sequence[Sampled], begin: int, odd: Collection[int]) -> bool:
-    """Whether one of the row's tokens from place `begin` on is `odd`, up to the first draft that was not chosen."""
-    for place, drafted in enumerate((*row.draft, None), begin):
-        if place in odd:
-            return True
-        if drafted is not None and sampled[place].token_id != drafted.token_id:
-            return False
-    return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,19 +69,21 @@ class KVCache:
         edits, limit = expected_edits(sequence)
         known = self._chain(sequence, min(len(sequence.tokens) - 1, limit) // self.hash_tokens, edits)
         end = sum(1 for _ in takewhile(lambda block_hash: self.pool.find(block_hash) is not None, known))
-        ends = self._worth_a_state(found, [*turn.prefix_ends, end * self.hash_tokens])
-        turn.prefix_ends = sorted({*ends, *self._near_end(sequence, found)})
+        turn.prefix_ends = self._worth_a_state(found, [*turn.prefix_ends, end * self.hash_tokens])
+        turn.near_ends = self._near_end(sequence, found)
 
     def note_prefix_ends(self, sequence: TokenSequence, ends: Iterable[int]) -> None:
         """Note where the prompt of a turn that begins has prefixes that others may share."""
         if self.state_every:
-            near_end = self._near_end(sequence, sequence.computed) if sequence.computed else ()
-            sequence.active_turn.prefix_ends = sorted({*self._worth_a_state(0, ends), *near_end})
+            turn = sequence.active_turn
+            turn.prefix_ends = self._worth_a_state(0, ends)
+            turn.near_ends = self._near_end(sequence, sequence.computed) if sequence.computed else ()
 
     def _near_end(self, sequence: TokenSequence, computed: int) -> list[int]:
         """Ends of blocks: the last of the history, and others at twice the distance from it each time. Who shares all
         but `n` tokens of the history recomputes fewer than `n`, or less than a block. There is one for each
-        `state_every` tokens to compute, and no more: these states take as much room as the KV, and each costs a step.
+        `state_every` tokens to compute, and no more: as many as are kept on the way, and each costs a step. They take
+        no more room than the KV of these tokens, if the model has any.
         """
         size, length = self.hash_tokens, len(sequence.tokens)
         last, most = length // size * size, (length - computed) // self.state_every
@@ -193,9 +195,10 @@ class KVCache:
         """A little less than `length`, if the next so many tokens end where no state is kept and others follow, or pass
         a prefix's end.
         """
-        for prefix_end in sequence.active_turn.prefix_ends:
-            if sequence.computed < prefix_end < sequence.computed + length:
-                return prefix_end - sequence.computed
+        turn, computed = sequence.active_turn, sequence.computed
+        ahead = [end for end in (*turn.prefix_ends, *turn.near_ends) if computed < end < computed + length]
+        if ahead:
+            return min(ahead) - computed
         end = (sequence.computed + length) // self.hash_tokens * self.hash_tokens
         return length if sequence.pending <= length or end <= sequence.computed else end - sequence.computed
 
@@ -205,8 +208,10 @@ class KVCache:
         prefixes end, where others find it.
         """
         turn, computed = sequence.turn, sequence.computed
-        if turn is not None and computed in (turn.cached_tokens, turn.prompt_tokens, *turn.prefix_ends):
-            return True
+        if turn is not None:
+            ends = turn.cached_tokens, turn.prompt_tokens, *turn.prefix_ends, *turn.near_ends
+            if computed in ends:
+                return True
         if any(each.may_run_again for each in sequence.breakpoints.values()):
             return True
         last = sequence.marks[-1] if sequence.marks else 0
@@ -368,6 +373,8 @@ class KVCache:
             blocks, end = sequence.blocks, len(sequence.blocks)
             own, behind = slice(end - count, end), slice(end - (number + 1) * count, end - number * count)
             blocks[own], blocks[behind] = blocks[behind], blocks[own]
+            if self.state_every and self._is_worth_keeping(sequence):
+                self.keep_state(sequence)
 
     def extend_plain(self, sequence: TokenSequence) -> bool:
         """Go on with the next stripe of a turn that has decoded plainly and filled its last one. False: it has to be

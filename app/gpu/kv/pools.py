@@ -91,17 +91,20 @@ class KVPool:
         """
         return self._layers[index]
 
-    def read_states(self, blocks: Tensor, *, in_room: bool = False) -> Tensor:
+    def read_states(self, blocks: Tensor, *, room: int = 0) -> Tensor:
         """A copy of the states in `blocks`, `[rows, state_blocks]` int64: `[rows, words]`, integers of the same bytes.
-        With `in_room` it is true until the next such call: for new memory a CPU takes longer than for the copy.
+        With `room` there are so many rows, the others behind these and without values. On a CPU they are true until the
+        next such call: for new memory it takes longer than for the copy.
         """
         assert self._words is not None
-        out, places = None, blocks.flatten()
-        if in_room and not self.data.is_cuda:
-            if self._room is None or len(self._room) < len(places):
-                self._room = self._words.new_empty(len(places), self._words.shape[1])
-            out = self._room[: len(places)]
-        return torch.index_select(self._words, 0, places, out=out).view(len(blocks), -1)
+        if not room:
+            return self._words[blocks].flatten(1)
+        count, out = room * self.state_blocks, self._room
+        if out is None or len(out) < count:
+            out = self._words.new_empty(count, self._words.shape[1])
+            self._room = None if out.is_cuda else out
+        torch.index_select(self._words, 0, blocks.flatten(), out=out[: blocks.numel()])
+        return out[:count].view(room, -1)
 
     def write_states(self, blocks: Tensor, states: Tensor) -> None:
         """Put states, as `read_states` gives them, into `blocks`, `[rows, state_blocks]` int64."""

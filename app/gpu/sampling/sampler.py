@@ -148,7 +148,8 @@ class Mask:
         self._streams = streams
         self._bits = streams.host_tensor((len(matchers), -(-vocab_size // WORD)), torch.int32)
         self._filled = thread.submit(_fill, list(matchers.values()), self._bits.numpy())
-        self._rows = put(np.array(list(matchers), np.int64))
+        self.rows = put(np.array(list(matchers), np.int64))
+        """Those of logits, `[matchers]` int64 on the device."""
 
     def apply(self, logits: Tensor) -> None:
         """Wait for the masks, and have `apply_mask` change `[rows, vocab_size]` float32 in place."""
@@ -157,7 +158,7 @@ class Mask:
         if not self._streams.on_host:
             bits = torch.empty_like(self._bits, device=logits.device)
             self._streams.compute.copy(bits, self._bits)
-        apply_mask(logits, self._rows, bits)
+        apply_mask(logits, self.rows, bits)
 
     def abandon(self) -> None:
         """Drop the masks of a step that will not run. Afterwards the matchers may be used again."""

@@ -117,6 +117,8 @@ class TurnState:
     """Chain hashes of the history's first blocks without edits, as far as the turn has looked for them."""
     prefix_ends: Sequence[int] = ()
     """Lengths, rising, of prefixes that other sessions share or may. Where layers fold, a state is kept at each."""
+    near_ends: Sequence[int] = ()
+    """Lengths near the history's end, where another one may diverge from it: a state is kept at each of these too."""
     expected: tuple[tuple[object, ...], InterventionLog, int] | None = None
     """What `expected_edits` has found, and what that is based on: while the turn waits, each step needs it."""
     awaits_prefill: bool = False

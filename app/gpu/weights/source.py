@@ -110,8 +110,8 @@ class TensorFormat:
 
 
 def require_finite(name: str, tensor: Tensor, origin: Path | None) -> None:
-    """Raise BrokenModel if a tensor of floats of two bytes or more has NaN or infinity. A core looks at 5 GB/s.
-    Those that are made, without an `origin`, have none.
+    """Raise BrokenModel if a tensor of floats of two bytes or more has NaN or infinity. One core checks 5 GB/s. Random
+    weights (no `origin`) are not checked.
     """
     if origin is None or tensor.is_meta or tensor.dtype not in FLOATS.values() or not tensor.numel():
         return
@@ -148,6 +148,8 @@ class WeightSource(ABC):
         several, `[n, out, in]`, the rows are those of all.
         """
         stored = self._stored(name, shape)
+        if isinstance(stored, Tensor) and self._format.matrices in _KINDS:  # blocks of 8 bits do not show it
+            require_finite(name, stored, self._origin)
         matrix = self._format.matrix(name, stored.flatten(0, -2) if isinstance(stored, Tensor) else stored)
         if isinstance(matrix, Tensor):  # the scales of blocks are not looked at
             require_finite(name, matrix, self._origin)

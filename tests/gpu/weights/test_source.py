@@ -153,8 +153,8 @@ def test_random_weights_depend_on_seed_and_name_but_not_on_order() -> None:
 STORED = torch.randn(6, 64, generator=torch.Generator().manual_seed(5)).bfloat16()
 
 
-def stored_as(folder: Path, matrices: WeightsDtype, dtype: torch.dtype = torch.float32) -> Matrix:
-    save_file({"a.weight": STORED}, folder / "model.safetensors")
+def stored_as(folder: Path, matrices: WeightsDtype, dtype: torch.dtype = torch.float32, a: Tensor = STORED) -> Matrix:
+    save_file({"a.weight": a}, folder / "model.safetensors")
     return SafetensorsFolder(folder, TensorFormat(CPU, dtype, matrices)).take_matrix("a.weight", (6, 64))
 
 
@@ -177,6 +177,8 @@ def test_int8_rounds_as_gguf_does_and_half_precision_computes_with_nothing_wider
     assert isinstance(found, BlockMatrix)
     assert torch.equal(found.dequantize(), rounded(STORED.float()))
     assert dense_of(stored_as(tmp_path, WeightsDtype.CHECKPOINT, torch.float16)).dtype is torch.float16
+    with pytest.raises(BrokenModel, match=r"'a\.weight' .* not finite as bfloat16"):
+        stored_as(tmp_path, WeightsDtype.INT8, a=STORED / 0)
 
 
 @pytest.mark.parametrize("matrices", [WeightsDtype.BFLOAT16, WeightsDtype.INT8])

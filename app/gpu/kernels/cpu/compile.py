@@ -165,19 +165,24 @@ class _Kernel(CFunc):
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Hold a byte, of a file beside the folder, that stands for this kernel. Without it if that cannot be had soon."""
+    """Lock this kernel's byte in a file beside the folder. After `_PATIENCE_S`, go on without the lock: at once,
+    if the file system has none.
+    """
     folder, place, until = path.parent.resolve(), int(path.name[-12:], 16), time.monotonic() + _PATIENCE_S
     try:
-        file = folder.with_name(f"{folder.name}.lock").open("w")
+        file = folder.with_name(f"{folder.name}.lock").open("a")
     except OSError:
         yield
         return
     with file:
         while time.monotonic() < until:
-            with suppress(BlockingIOError, PermissionError):  # POSIX allows both
+            try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
                 break
-            time.sleep(_LOOK_S)
+            except (BlockingIOError, PermissionError):  # another has it: POSIX allows both
+                time.sleep(_LOOK_S)
+            except OSError:
+                break
         yield
 
 

@@ -69,6 +69,16 @@ def test_a_product_and_the_bits_of_a_streamed_weight(outputs: int, inputs: int, 
             assert torch.equal(streamed(x), y), f"{tokens} tokens"
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@torch.inference_mode()
+def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
+    for outputs, inputs in SHAPES[1::2]:
+        x, linear = draw(70, inputs, dtype=dtype), make(draw(outputs, inputs, dtype=dtype), draw(outputs, dtype=dtype))
+        alone = torch.cat([linear(row[None]) for row in x])
+        for batch, first in ((2, 7), (3, 0), (8, 61), (16, 5), (17, 30), (33, 11), (70, 0)):
+            assert torch.equal(linear(x[first : first + batch]), alone[first : first + batch]), batch
+
+
 def draw_uneven(rows: int, inputs: int) -> Tensor:
     """Rows of very different sizes, one of zeros, and blocks whose numbers lie halfway between integers."""
     values = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(rows + inputs))
