@@ -36,6 +36,7 @@ from app.gpu.kernels.linear.groups import Codes, Grouped
 from app.gpu.kernels.linear.triton_matmul import grouped_matmul, matmul, matvec, round_rows
 from app.gpu.models.triton_elementwise import add_rms_norm, fill_inputs, rms_norm, rotate, silu_mul
 from app.gpu.sampling.triton_draw import draw
+from app.settings import DRAFT_TOKENS
 
 THREADS_OF_A_WARP = 32
 
@@ -251,12 +252,11 @@ def wide_launches(dtype: str, capability: int) -> Iterator[tuple[str, Launch]]:
     yield "norm", lambda: rms_norm(inputs[-1], weight[0], 1e-5)
     yield "add and norm", lambda: add_rms_norm(inputs[-1], inputs[-1], weight[0], 1e-5)
     yield "silu and product", lambda: silu_mul(inputs[-1])
-    yield from (*folding_launches(weight, None), *folding_launches(weight, torch.zeros(2, 5, 1, dtype=torch.int64)))
-    if weight.dtype is torch.float32:  # once: numbers of tokens and blocks have no other type
+    yield from (*folding_launches(weight, None), *folding_launches(weight, torch.zeros(2, 1 + DRAFT_TOKENS, 1).long()))
+    if weight.dtype is torch.float32:  # once: numbers of tokens and blocks have no other type, nor have probabilities
         batch, columns = make_batch([(3, 1)], [[0]], 16, weight.device), torch.zeros(4, 8, dtype=torch.int64)
         given, tables = batch.positions, torch.zeros(8, 4, dtype=torch.int32)
         yield "inputs of graphs", lambda: fill_inputs(given, batch, columns, batch.contexts, tables, 8)
-    if weight.dtype is torch.float32:  # as all probabilities are
         column = torch.zeros(1, 1)
         uniforms, limits = column.double(), (column.long(), column, column)
         yield "draw", lambda: draw(weight[:1], uniforms)
