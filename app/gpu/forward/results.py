@@ -129,10 +129,7 @@ class LaunchedStep:
             if any(math.isnan(score.logprob) for score in result.scores[row]):
                 result.broken.add(row)
         if self._requests:
-            chosen, end = self._chosen.tolist(), 0
-            sampled = [Sampled(token, None) for token in chosen]
-            for i, logprobs in zip(self._reporting, self._report(), strict=True):
-                sampled[i] = Sampled(logprobs.token_id, logprobs)
+            chosen, sampled, end = self._chosen.tolist(), self.sampled(), 0
             has_odd = min(chosen) < 0
             for row in self.rows:
                 if row.samples:
@@ -144,6 +141,13 @@ class LaunchedStep:
                     if good == begin:
                         result.broken.add(row)
         return result
+
+    def sampled(self) -> list[Sampled]:
+        """One token per request, once the step is over; of no use where the logits are no numbers."""
+        sampled = [Sampled(token, None) for token in self._chosen.tolist()]
+        for i, logprobs in zip(self._reporting, self._report(), strict=True):
+            sampled[i] = Sampled(logprobs.token_id, logprobs)
+        return sampled
 
 
 @dataclass(frozen=True, slots=True)
