@@ -258,7 +258,8 @@ def _silent(sessions: Collection[Session], memory: MemoryMap, owner: str | None)
     many = [each for each, silent_s in still.items() if silent_s > CROWD_SILENT_S and each not in large]
     if many and memory.device.owned_bytes >= CROWDED * total:
         many.sort(key=lambda each: each.kv.device_bytes, reverse=True)
-        share = sum(each.kv.device_bytes for each in many) / total
+        # They may share blocks.
+        share = min(sum(each.kv.device_bytes for each in many), memory.device.owned_bytes) / total
         text = f"{counted(len(many), 'session')} without a turn or a signal for a minute: {share:.0%} of the device"
         yield Finding("silent", f"{text}, {_called(many[0], owner)} most", _ids(many))
 

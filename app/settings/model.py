@@ -142,7 +142,7 @@ class ModelSettings(BaseModel):
         lower = [name for name in ("kv_host", "kv_disk") if getattr(self, name) is not None]
         if self.kv_policy == "none" and lower:
             raise ValueError(f"{' and '.join(lower)}: with kv_policy none KV never leaves the device")
-        if self.kv_disk is not None and self.state_dir is None:
+        if self.kv_disk not in (None, KVBudget()) and self.state_dir is None:
             raise ValueError("kv_disk: KV files are kept under state_dir, which is none")
         if self.kv_host == KVBudget() and self.kv_disk not in (None, KVBudget()):
             raise ValueError("kv_disk: KV goes to disk over host memory, so kv_host must not be 0")
