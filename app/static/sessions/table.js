@@ -23,12 +23,12 @@ const size = (count) => (count === 0 ? html`<span class="dim">${bytes(0)}</span>
 /** `by` is what a column is sorted by; `width` is in pixels. A phone has room for some; what can be done there is on a session's screen. */
 const COLUMNS = [
   { title: "Session", by: "name", width: 192, onPhone: 150, cell: (view) => html`<${Name} view=${view} />` },
-  { title: "Tags", width: 120, cell: (view) => html`<${Tags} view=${view} />` },
+  { title: "Tags", width: 96, cell: (view) => html`<${Tags} view=${view} />` },
   { title: "State", by: "state", width: 104, onPhone: 104, cell: (view) => html`<${State} view=${view} />` },
-  { title: "Tokens", by: "tokens", width: 70, onPhone: 56, isNumber: true, cell: (view) => number(view.tokens) },
+  { title: "Tokens", by: "tokens", width: 64, onPhone: 56, isNumber: true, cell: (view) => number(view.tokens) },
   ...TIERS.map((by) => ({ title: tierName[by], by, width: 68, isNumber: true, cell: (view) => size(bytesIn(view, by)) })),
   { title: "Queue, restore, prefill", about: "what the last turn's first token waited for", by: "resume", width: 172, isNumber: true, cell: (view) => html`<${Resume} ...${view.usage.resume_ms} />` },
-  { title: "Created", by: "created", width: 88, isNumber: true, cell: (view) => `${coarse(now.value - view.created_at)} ago` },
+  { title: "Created", by: "created", width: 84, isNumber: true, cell: (view) => `${coarse(now.value - view.created_at)} ago` },
   { title: "Returns", about: "when the client has said that it comes back", by: "returns", width: 88, isNumber: true, onPhone: 88, cell: (view) => html`<${Returns} view=${view} />` },
 ];
 

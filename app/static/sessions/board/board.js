@@ -228,7 +228,8 @@ function keepSize(board) {
     resize(fields[0].clientWidth, fields[0].clientHeight);
   };
   const observer = new ResizeObserver(measure);
-  observer.observe(board);
+  // A lane without room is narrow: the others are wider once the server has said so, and the board is not.
+  for (const each of [board, ...board.querySelectorAll(".field")]) observer.observe(each);
   return () => observer.disconnect();
 }
 
