@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 NOT_SHARED = frozenset({"host", "port", "replica", "state_dir"})
-"""Settings that each replica has of its own."""
+"""Settings that differ between replicas."""
 OF_CLUSTER = ("replica", "cluster", "advertise", "cluster_key_file")
 """Settings that the cluster chooses for its replicas."""
 FOLDER, KEY = "cluster", "cluster.key"
@@ -150,7 +150,7 @@ def _gpus(plan: Plan) -> list[str | None]:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
-    """How to start one replica. It also listens on a loopback port of its own.
+    """How to start one replica. Each also listens on its own loopback port.
 
     `settings` are the values of `DJINN_*` variables, by the names of the settings. `gpus` is for
     `CUDA_VISIBLE_DEVICES`; None leaves that as it is. All replicas accept connections on the socket with the descriptor

@@ -77,7 +77,7 @@ class Sockets:
         return owner if moved is None else await self._moved(owner, moved)
 
     async def _moved(self, owner: Owner, name: str) -> Owner:
-        """The replica of that name, which the owner has handed the session to; if it has left, who has the session now.
+        """The owner after a move to the replica `name`. If that replica has left, all are asked who has the session.
         Raises `ReplicaAway`, `ReplicaMoving`.
         """
         home = self._hops.fleet.find(name)

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Tasks:
-    """Used on one event loop."""
+    """Background tasks of one event loop. Logs those that fail with anything but a `DjinnError`."""
 
     def __init__(self) -> None:
         self._running = set[asyncio.Task[Any]]()
@@ -24,7 +24,7 @@ class Tasks:
         return len(self._running)
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Begin to do it. The caller may await the task, or leave it."""
+        """Start it. The caller may await the task, or drop it."""
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._over)

@@ -466,8 +466,8 @@ class RowStates:
     On a CPU a plain step, whose rows decode and run all layers, folds into those in the pool: there a copy of a state
     takes as long as to fold a token. If it runs out of memory, the rows go back to earlier states.
 
-    The state behind each drafted token goes to blocks of its own in the pool, of which the session keeps those of the
-    last token that was chosen. In memory of their own such states come behind those of all rows.
+    A step writes the state behind each drafted token to separate blocks of the pool. The session keeps the blocks of
+    the last accepted token. In memory of their own, the states of drafted tokens follow those of all rows.
     """
 
     def __init__(

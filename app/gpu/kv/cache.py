@@ -9,9 +9,9 @@ held goes on from the longest prefix that is still found, and recomputes the res
 Where layers fold, a sequence's last blocks have their state (`BlockPool.state_blocks`). It is true of the computed
 tokens and of no fewer, so a sequence that is cut goes back to an earlier state. Some are kept for that: those at the
 ends of turns and of their prompts; in a prompt one for every `state_every` tokens; one at each of the turn's
-`prefix_ends`, which others may share; and one where a prompt diverges from what another has computed. Towards its end
-a prompt keeps them closer and closer: where the next prompt will diverge nobody knows, but what comes after a shared
-prefix is mostly short. A kept state is a prefix like any other. Its blocks are published, so what writes to them next
+`prefix_ends`, which others may share; and one where a prompt diverges from what another has computed. The closer
+to a prompt's end, the closer they lie: the engine cannot know where the next prompt will diverge, but mostly few tokens
+follow a shared prefix. A kept state is a prefix like any other. Its blocks are published, so what writes to them next
 gets others, and they stay until others need the room.
 """
 
