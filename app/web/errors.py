@@ -30,6 +30,7 @@ from app.domain.errors import (
     TooLarge,
     Unauthenticated,
 )
+from app.domain.text import header_text
 from app.web.schema_words import KEY, Schema, allowed, find_field, given, limits_of, schema_of
 
 logger = logging.getLogger(__name__)
@@ -162,7 +163,10 @@ def _describe(root: Schema, problem: Problem, location: Sequence[str | int]) -> 
         sizes = {"minItems", "maxItems"}
         schemas = [each for each in schemas if each.get("type") != "array" or sizes & each.keys()] or schemas
     whose = "its name: " if KEY in problem["loc"][-1:] else ""
-    return field, f"{whose}{allowed(schemas)}; got {given(problem['input'])}"
+    came = problem["input"]
+    if problem["loc"][:1] == ("header",) and isinstance(came, str):
+        came = header_text(came)
+    return field, f"{whose}{allowed(schemas)}; got {given(came)}"
 
 
 SHOWN_PROBLEMS = 3
