@@ -16,11 +16,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from random import Random
 from statistics import quantiles
@@ -47,8 +47,8 @@ HEADS, KV_HEADS, CHOSEN, TOKENS, HEAD_DIM, BLOCK = 9, 3, 8, 1024, 64, 16
 PART = 64
 """Queries that the engine captures at once of a prompt, while others may come."""
 PAIR, CLIENTS = 15, 4
-LENS_POSITIONS, LENS_ROWS = 64, 16
-"""Tokens of the session that is looked at, and positions that are looked at while clients decode."""
+LENS_POSITIONS, LENS_ROWS, LENS_LOOKS = 64, 8, 5
+"""Tokens of the session that is looked at, positions that are looked at while clients decode, and looks in a round."""
 AT_ONCE = 16
 """Completions of the baseline: more than a step takes, so that the engine never waits for one."""
 TARGETS = {
@@ -155,22 +155,31 @@ def streamed(http: httpx.Client, random: Random, stopped: threading.Event) -> li
     return times
 
 
-def beside(http: httpx.Client, random: Random, work: Callable[[], object]) -> tuple[float, float, float]:
-    """Median and 95th percentile of the time between two tokens of clients beside `work`, and how long that took."""
+def beside(http: httpx.Client, random: Random, works: Iterable[Callable[[], object]]) -> list[list[float]]:
+    """The times between two tokens of the same clients beside each work, one after the other."""
     stopped, sizes = threading.Event(), [random.randrange(1 << 30) for _ in range(CLIENTS)]
     with ThreadPoolExecutor(CLIENTS) as pool:
         clients = [pool.submit(streamed, http, Random(seed), stopped) for seed in sizes]
         try:
             time.sleep(1.0)
-            first = time.perf_counter()
-            work()
-            last = time.perf_counter()
+            ends = [time.perf_counter()]
+            for work in works:
+                work()
+                ends.append(time.perf_counter())
         finally:
             stopped.set()  # clients ask again and again until then
-        found = [each.result() for each in clients]
-    gaps = [b - a for times in found for a, b in pairwise(times) if first <= a and b <= last]
-    cuts = quantiles(gaps, n=20)
-    return cuts[9], cuts[18], last - first
+        gaps = [each for client in clients for each in pairwise(client.result())]
+    return [[b - a for a, b in gaps if first <= a and b <= last] for first, last in pairwise(ends)]
+
+
+def shares(found: Iterable[list[list[float]]], beside_what: str, target: Target) -> Iterator[Figure]:
+    """Of each list of times, alternately without and with it: median and 95th percentile with it over those without."""
+    cuts = [[quantiles(chain(*parts[with_it::2]), n=20) for with_it in (0, 1)] for parts in found]
+    for share, cut, limit in (("p50", 9, None), ("p95", 18, target)):
+        ratios = [after[cut] / before[cut] for before, after in cuts]
+        yield Figure(
+            f"Time per token of clients beside {beside_what} / without it, {share}", "×", middle_half(ratios), limit
+        )
 
 
 def sweeps(http: httpx.Client, cpu_s: Callable[[], float], rounds: int) -> Iterator[Figure]:
@@ -184,22 +193,17 @@ def sweeps(http: httpx.Client, cpu_s: Callable[[], float], rounds: int) -> Itera
         used.append(cpu_s() - before)
     yield Figure(f"Sweep of {PAIR} positions at all layers", "s", middle_half(alone), TARGETS["sweep"])
     yield Figure("The same: CPU time", "s", middle_half(used))
-    seconds, medians, tails = list[float](), list[float](), list[float]()
+    seconds, gaps = list[float](), list[list[list[float]]]()
     for _ in range(max(2, rounds // 2)):  # a sweep has a tenth of the time then, and takes ten times as long
-        quiet = beside(http, random, lambda: time.sleep(8.0))
-        busy = beside(http, random, lambda: sweep(http, random))
-        seconds.append(busy[2])
-        medians.append(busy[0] / quiet[0])
-        tails.append(busy[1] / quiet[1])
+        gaps.append(beside(http, random, [lambda: time.sleep(8.0), lambda: seconds.append(sweep(http, random))]))
     yield Figure(f"Sweep beside {CLIENTS} clients that decode", "s", middle_half(seconds))
-    yield Figure("Their time per token beside it / without it, p50", "×", middle_half(medians))
-    yield Figure("Their time per token beside it / without it, p95", "×", middle_half(tails), TARGETS["beside"])
+    yield from shares(gaps, "the sweep", TARGETS["beside"])
 
 
 def lenses(http: httpx.Client, random: Random, rounds: int) -> Iterator[Figure]:
     """One position after the other, the last first: that of which the page draws a column as soon as it is there."""
     layers: int = http.get("/version").raise_for_status().json()["num_layers"]
-    rows, tails, medians = ([list[float](), list[float]()], list[float](), list[float]())
+    rows = [list[float](), list[float]()]
 
     def look() -> None:
         session = open_session(http)
@@ -216,17 +220,12 @@ def lenses(http: httpx.Client, random: Random, rounds: int) -> Iterator[Figure]:
         rows[0].append(times[1] - times[0])
         rows[1] += [b - a for a, b in pairwise(times[1:])]
 
-    for _ in range(rounds):
-        quiet = beside(http, random, lambda: time.sleep(8.0))
-        busy = beside(http, random, look)
-        medians.append(busy[0] / quiet[0])
-        tails.append(busy[1] / quiet[1])
+    # A step takes longer late in a turn than early: what is compared alternates within the same turns.
+    works: tuple[Callable[[], object], ...] = (lambda: time.sleep(4.0), look)
+    gaps = [beside(http, random, works * LENS_LOOKS) for _ in range(rounds)]
     yield Figure(f"First position of a lens over {layers} layers", "s", middle_half(rows[0]), TARGETS["first_row"])
     yield Figure("Each further one", "s", middle_half(rows[1]))
-    yield Figure("Time per token of clients beside the lens / without it, p50", "×", middle_half(medians))
-    yield Figure(
-        "Time per token of clients beside the lens / without it, p95", "×", middle_half(tails), TARGETS["beside_lens"]
-    )
+    yield from shares(gaps, "the lens", TARGETS["beside_lens"])
 
 
 def bulk(http: httpx.Client, cpu_s: Callable[[], float], rounds: int, prompts: int) -> Iterator[Figure]:

@@ -52,7 +52,12 @@ from app.sessions.session import Session
 SHARE = 0.1
 """Of the engine's time, that all lenses together take while turns are under way: tokens wait for no more."""
 
-LOOK_S = 0.05
+REST_STEPS, LONGEST_REST_S = 40, 1.0
+"""A rest lasts as many steps that make tokens, so that far fewer than one in twenty has waited for a lens, and the 95th
+percentile stays what it is. It lasts no longer than that time: steps of a long prompt make none.
+"""
+
+LOOK_S = 0.02
 """How often a rest looks whether any turn is still under way."""
 
 
@@ -69,7 +74,8 @@ class HeadTime:
         self._asking: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
         """By tenant."""
         self._computing = asyncio.Lock()
-        self._rests_until = 0.0
+        self._rests_until = self._rests_at_most = 0.0
+        self._rests_until_step = 0
 
     async def take(self, owner: str | None, make: Callable[[Ticket], Lens | MapLens | ReadFeatures | Attribute]) -> Any:
         """Wait until it is time for the tenant's, and have it computed; returns the answer. The caller may be cancelled
@@ -78,8 +84,8 @@ class HeadTime:
         async with self._asking[owner]:
             await self._computing.acquire()
             try:
-                while (rest := self._rests_until - time.perf_counter()) > 0 and self._any_runs():  # noqa: ASYNC110 (most rests are a moment)
-                    await asyncio.sleep(min(rest, LOOK_S))
+                while self._rests and self._any_runs():  # noqa: ASYNC110 (most rests are a moment)
+                    await asyncio.sleep(LOOK_S)
             except BaseException:
                 self._computing.release()
                 raise
@@ -90,22 +96,28 @@ class HeadTime:
         """Then others may wait for the next one."""
         try:
             found = await self._executor.call(make)
-            self._rests_until = time.perf_counter() + found.seconds * (1 / SHARE - 1)
+            now = time.perf_counter()
+            self._rests_until, self._rests_at_most = now + found.seconds * (1 / SHARE - 1), now + LONGEST_REST_S
+            self._rests_until_step = self._executor.steps + REST_STEPS
             return found
         finally:
             self._computing.release()
+
+    @property
+    def _rests(self) -> bool:
+        now = time.perf_counter()
+        few = self._executor.steps < self._rests_until_step and now < self._rests_at_most
+        return few or now < self._rests_until
 
 
 MAX_BREAKPOINTS = 64
 MAX_LENS_POSITIONS = 64
 """In one call: all turns wait while the head is applied to them."""
 SLICE_S = 0.04
-"""How long a slice is meant to take, as a turn that comes meanwhile waits for it: some steps of a small model. The time
-that turns give to lenses is in few of their steps then, and their 95th percentile stays what it is.
-"""
+"""How long a slice is meant to take, as a turn that comes meanwhile waits for it: some steps of a small model."""
 LEAST_SLICE, FIRST_SLICE, MOST_SLICE = 8, 32, 64
-"""Residual streams in a slice. The head's weights are read once for each: fewer would be hardly faster. The first has
-as many as most models have layers: one position is seen at once.
+"""Residual streams in a slice of a lens. The head's weights are read once for each: fewer would be hardly faster. A
+server's first has as many as most models have layers, the next as many as the one before shows to take that time.
 """
 
 
@@ -124,6 +136,8 @@ class Whitebox:
         """By tenant."""
         self._measuring: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
         """The same for norms, which do not wait for a lens: that can take seconds."""
+        self._sizes: dict[object, int] = {MapLens: FIRST_SLICE, ReadFeatures: 1}
+        """Of the next slice."""
 
     async def arm(self, session: Session, breakpoint: Breakpoint) -> None:
         """Add a breakpoint, whatever the session is doing; when this returns it is armed and durable. It is in
@@ -278,7 +292,7 @@ class Whitebox:
         """
         async with self._map(session, positions, layers, beside=beside) as found:
             ask_of = partial(MapLens, session=session.id, ask=ask)
-            parts: list[LensRows] = await self._slices(session, found.count, ask_of, FIRST_SLICE, LEAST_SLICE)
+            parts: list[LensRows] = await self._slices(session, found.count, ask_of)
             rows: dict[str, Any] = {name: _joined(parts, name) for name in ("rows", "chosen", "measures", "others")}
             return found, LensRows(seconds=sum(each.seconds for each in parts), **rows)
 
@@ -302,7 +316,7 @@ class Whitebox:
         file, layers = dictionary.file, (dictionary.layer,)
         ask = partial(ReadFeatures, session=session.id, digest=file.digest, k=dictionary.k, top_k=top_k, chosen=chosen)
         async with self._map(session, positions, layers, dictionary.point) as found:
-            parts: list[FeatureRows] = await self._slices(session, found.count, ask, 1, 1)
+            parts: list[FeatureRows] = await self._slices(session, found.count, ask)
             seconds = sum(each.seconds for each in parts)
             return found, FeatureRows(_joined(parts, "rows"), _joined(parts, "chosen"), seconds)
 
@@ -334,17 +348,14 @@ class Whitebox:
                 if session.state is not SessionState.CLOSED and self._executor.failure is None:
                     self._executor.post(lambda ticket: CloseMap(ticket, session.id))
 
-    async def _slices(
-        self, session: Session, count: int, ask: Callable[..., MapLens | ReadFeatures], size: int, least: int
-    ) -> list[Any]:
-        """The answers for all of the map, in its order, `size` at first. `ask` makes the command for streams from
-        `first` to `end`.
-        """
-        parts, first = list[Any](), 0
+    async def _slices(self, session: Session, count: int, ask: partial[MapLens] | partial[ReadFeatures]) -> list[Any]:
+        """The answers for all of the map, in its order. `ask` makes the command for streams from `first` to `end`."""
+        parts, first, kind = list[Any](), 0, ask.func
         while first < count:
-            end = min(count, first + size)
+            end = min(count, first + self._sizes[kind])
             parts.append(await self._head.take(session.owner, partial(ask, first=first, end=end)))
-            size = max(least, min(MOST_SLICE, int((end - first) * SLICE_S / parts[-1].seconds)))
+            allowed = int((end - first) * SLICE_S / parts[-1].seconds)
+            self._sizes[kind] = max(LEAST_SLICE if kind is MapLens else 1, min(MOST_SLICE, allowed))
             first = end
         return parts
 

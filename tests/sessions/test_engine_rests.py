@@ -23,6 +23,7 @@ from app.sessions.whitebox import MOST_SLICE, SLICE_S, HeadTime, Whitebox
 from tests.pausing import PROMPT, start
 
 SECONDS = 0.002
+STEPS_PER_S = 400
 CELLS = 400
 
 
@@ -30,6 +31,7 @@ class Engine:
     """Notes when it is asked for what, and says that each answer took `seconds`. The second memory map fails."""
 
     failure: str | None = None
+    steps = property(lambda self: int(STEPS_PER_S * time.perf_counter()))
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self.seconds = seconds
@@ -91,6 +93,7 @@ async def test_many_lenses_leave_turns_most_of_the_time_and_another_tenant_waits
     head = HeadTime(engine, lambda: True)  # type: ignore[arg-type]
     await asyncio.gather(*(look(head, "greedy") for _ in range(8)), look(head, "quiet"))
     engine.assert_rested(whitebox.SHARE)
+    assert min(b - a for a, b in pairwise(engine.asked)) >= (whitebox.REST_STEPS - 1) / STEPS_PER_S
     assert engine.sessions.index(SessionId("quiet")) == 1
 
 
