@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from contextlib import aclosing, suppress
 from types import MappingProxyType
 from typing import Self
@@ -83,6 +83,8 @@ class Membership:
         """Whether the store does not answer."""
         self.is_lost = False
         """Whether the name belongs to another start or journal now: this process must end."""
+        self.buried: Set[str] = frozenset()
+        """Journals that have been given up."""
         self.held: Callable[[], Iterable[str]] = lambda: ()
         """Yields the keys of all sessions here that the store must know. It gets them again if it loses its data."""
         self._store = store
@@ -231,13 +233,6 @@ class Membership:
                 raise WrongState(f"{each.name} at {each.url} has the journal {journal}, and lives")
         await self._store.write(f"{TOMB}{journal}", self.name)
 
-    async def is_buried(self, journal: str) -> bool:
-        """Whether that journal has been given up; False while the store is away."""
-        try:
-            return await self._store.read(f"{TOMB}{journal}") is not None
-        except DirectoryAway:
-            return False
-
     async def _for_ever(self, step: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
@@ -294,7 +289,7 @@ class Membership:
 
     async def _look(self) -> None:
         roster = await Roster.read(self._store)
-        found = roster.records.get(self.name)
+        found, self.buried = roster.records.get(self.name), roster.tombs.keys()
         if self._record.journal in roster.tombs or (found is not None and found.attempt != self._record.attempt):
             self._lose()
         elif found is None:

@@ -16,7 +16,7 @@ from functools import partial
 import msgspec
 
 from app.cluster.fleet import Fleet, Replica
-from app.cluster.moves.talk import PREFIX, Offered, PeerCalls, Way, give, model_of
+from app.cluster.moves.talk import PREFIX, PeerCalls, Take, Way, give, model_of
 from app.domain.errors import DjinnError, PeerAway, PeerFull, PeerMismatch, WrongState
 from app.domain.homes import new_session_id
 from app.domain.tasks import Tasks
@@ -151,8 +151,8 @@ class Prefill:
 
     # Prompts that this server computes for others.
 
-    async def offer(self, offer: PromptOffer) -> Offered:
-        """Take note of a prompt. Raises `PeerMismatch`, `PeerFull`."""
+    async def offer(self, offer: PromptOffer, take: Take) -> None:
+        """Compute a prompt, without waiting. Raises `PeerMismatch`, `PeerFull`, `OSError`."""
         if self._role != PREFILL:
             raise PeerMismatch("this server computes no prompts for others: its role is not prefill")
         if (offer.format, offer.model, offer.block_size) != (FORMAT, self._model, self._block_size):
@@ -164,7 +164,7 @@ class Prefill:
             self._registry.executor.check()
         except DjinnError as error:
             raise PeerFull(error.message) from error
-        return Offered("computed", lambda connection: self.tasks.start(self._serve(offer, connection)))
+        self.tasks.start(self._serve(offer, take("computed")))
 
     async def _serve(self, offer: PromptOffer, connection: socket.socket) -> None:
         """Have the engine compute the prompt without its last token, whose logits the home computes, and send it."""

@@ -107,11 +107,12 @@ class ResponseStore:
         return [response for each in mine for response in each.responses.values()]
 
     @contextmanager
-    def expecting(self, ids: Sequence[str], size: int) -> Iterator[None]:
-        """Keep room for responses of that many bytes, which are on their way here. Nothing is forgotten for them.
+    def expecting(self, responses: Sequence[ResponseRecord]) -> Iterator[None]:
+        """Keep room for responses that are on their way here. Nothing is forgotten for them.
 
         Raises `PeerFull` if there is none, `WrongState` if one of them is here.
         """
+        ids, size = [each.id for each in responses], sum(len(each.body) for each in responses)
         self._forget_dead()
         if any(each in self._responses for each in ids):
             raise WrongState("some of its responses are here already")

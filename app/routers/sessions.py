@@ -213,15 +213,15 @@ async def move_session(session: AnySessionDep, body: MoveBody, services: Service
     """Move the session to another server, KV included. Only an operator may. Requests for it get 409 `moving`
     meanwhile, and afterwards 421 `moved` with the header `Djinn-Home`.
     """
-    gone = await _cluster(services).departures.move(session, body.replica)
+    peer, sent, seconds = await _cluster(services).departures.move(session, body.replica)
     return MoveView(
-        id=gone.session,
-        replica=gone.peer.name,
-        url=gone.peer.seen.url,
-        tokens=gone.sent.tokens,
-        tokens_with_kv=gone.sent.computed_tokens,
-        bytes=gone.sent.bytes,
-        seconds=gone.seconds,
+        id=session.id,
+        replica=peer.name,
+        url=peer.seen.url,
+        tokens=sent.tokens,
+        tokens_with_kv=sent.computed_tokens,
+        bytes=sent.bytes,
+        seconds=seconds,
     )
 
 

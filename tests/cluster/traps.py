@@ -13,14 +13,14 @@ from app.gpu.kv.mover import KVMover
 from app.sessions.registry import SessionRegistry
 
 PLACES: dict[str, tuple[type[Any], str, bool]] = {
-    "a has offered": (PeerCalls, "offer", True),
+    "a has offered": (PeerCalls, "connect", True),
     "a has sent, and written that it leaves": (Departures, "_commit", False),
     "a hears that it is taken": (Departures, "_follow", False),
     "a has let it go": (SessionRegistry, "depart", True),
-    "b has been offered it": (Arrivals, "offer", True),
+    "b has been offered it": (Arrivals, "_note", True),
     "b begins to receive it": (KVMover, "_receive", False),
     "b has received it": (KVMover, "_receive", True),
-    "b is to take it": (Arrivals, "commit", False),
+    "b is to take it": (Arrival, "open", False),
     "b is about to write that it has it": (Arrival, "_keep", False),
     "b has written that it has it": (Arrival, "_keep", True),
 }

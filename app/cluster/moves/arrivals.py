@@ -16,18 +16,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from app.cluster.moves.bindings import Bindings, Brought
+from app.cluster.moves.bindings import Bindings, read
 from app.cluster.moves.talk import (
-    ABORT,
     COMMIT,
     FORMAT,
     OFFER,
     SETTLE,
     Answer,
     Offer,
-    Offered,
     Question,
-    Step,
+    Take,
     Way,
     give,
     model_of,
@@ -93,11 +91,9 @@ class Arrival:
         steering = Steering(self.snapshot.breakpoints, self.snapshot.interventions)
         self.session = session_of(offer.record, history, steering)
         self.session.uncounted, self.session.returns_at = offer.uncounted, offer.returns_at
-        self.brought = Brought(self.session, offer.binding)
+        self.responses = read(self.session, offer.binding)
         self.word = secrets.token_hex(16)
         """Only the old home is told this, so nobody else can repeat its messages."""
-        self.place = AsyncExitStack()
-        """Its place among the sessions that may be open, while it is on its way."""
         self._registry = registry
         self._losses = 0
         """The executor's count of lost engines when the engine began to receive the session."""
@@ -111,6 +107,12 @@ class Arrival:
     def has_lost_engine(self) -> bool:
         """Whether the engine that received it has died."""
         return self._losses != self._registry.executor.losses
+
+    async def outcome(self, *, is_wanted: bool) -> Answer:
+        """What becomes of it: if that is not decided yet, it is taken as far as `is_wanted`. Raises `NotDurable`."""
+        if not self.decided.done():
+            self.decided.set_result(is_wanted)
+        return await asyncio.shield(self.task)
 
     async def receive(self, connection: socket.socket) -> None:
         """Return when the engine has received the session over the connection. Raises why it has not."""
@@ -154,7 +156,7 @@ class Arrival:
         session, keeper = self.session, self._registry.keeper
         before = keeper.homes.of(session.id)
         home = keeper.homes.arrive(session.id, session.owner, self.offer.source, self.offer.epoch, session.bound_as)
-        keeper.note(session, home, self.brought.records, self.brought.binding.keyed)
+        keeper.note(session, home, [record for record, _ in self.responses], self.offer.binding.keyed)
         try:
             await keeper.settled(session)
         except NotDurable as error:
@@ -162,18 +164,6 @@ class Arrival:
             keeper.depart(session, before)
             await keeper.settled(session)
             raise JournalUnavailable(f"no session was opened: {error.reason}") from error
-
-    def go_on(self) -> None:
-        """Have the session go on where it stood. From now on others of its tenant may share its KV."""
-        if self._registry.executor.failure is None:
-            self._registry.executor.post(partial(PublishKV, session=self.session.id))
-        if self.offer.pause_expires_at is not None:
-            self._registry.pauses.go_on(self.session, self.offer.pause_expires_at)
-
-    def abandon(self) -> None:
-        """Have the engine forget the session."""
-        if self.session.state is not SessionState.CLOSED:
-            self._registry.abandon(self.session)
 
 
 class Arrivals:
@@ -185,13 +175,11 @@ class Arrivals:
         self._bindings = bindings
         self._homes = registry.keeper.homes
         self._directory = directory
-        self._coming: dict[str, Arrival] = {}
-        """Those that may still be taken, by the tokens of their offers."""
+        self._coming: dict[SessionId, Arrival] = {}
         self._tasks = tasks
         self.ways: Mapping[str, Way] = {
             OFFER: (Offer, self.offer),
-            COMMIT: (Step, self.commit),
-            ABORT: (Step, self.abort),
+            COMMIT: (Question, self.settle),
             SETTLE: (Question, self.settle),
         }
         """What other servers may ask, by path."""
@@ -200,35 +188,35 @@ class Arrivals:
         identity = self._registry.keeper.identity
         return "" if identity is None else identity.uuid
 
-    async def offer(self, offer: Offer) -> Offered:
-        """Take note of a session. The old home is told this server's count of moves, the word for this one, and the
-        journal's UUID. Raises `PeerFull`, `PeerMismatch`, `NameTaken`, `Moving`.
+    async def offer(self, offer: Offer, take: Take) -> None:
+        """Have the engine receive a session. The old home is told this server's count of moves, the word for this one,
+        and the journal's UUID. Raises `PeerFull`, `PeerMismatch`, `NameTaken`, `Moving`, `OSError`.
         """
-        try:
-            arrival = await self._note(offer)
-        except Exception as error:
-            raise _refusal(error) from error
-        said = f"{self._homes.seq} {arrival.word} {self._journal()}"
-        return Offered(said, partial(self._begin, arrival), partial(self._lose, arrival))
+        async with AsyncExitStack() as undo:
+            try:
+                arrival = await self._note(offer, undo)
+            except Exception as error:
+                raise _refusal(error) from error
+            connection = take(f"{self._homes.seq} {arrival.word} {self._journal()}")
+            place = undo.pop_all()
+        self._coming[offer.record.id] = arrival
+        arrival.received = self._tasks.start(arrival.receive(connection))
+        arrival.task = self._tasks.start(self._arrive(arrival, place))
+        arrival.task.add_done_callback(lambda _: self._coming.pop(offer.record.id))
 
-    async def _note(self, offer: Offer) -> Arrival:
+    async def _note(self, offer: Offer, place: AsyncExitStack) -> Arrival:
+        """Read and check an offer. Its session counts as open until `place` unwinds."""
         self._require_welcome(offer)
-        responses = [response for response, _ in offer.binding.responses]
+        responses = [each.id for each in offer.binding.responses]
         await self._registry.keeper.settled_id(offer.record.id, responses)  # what is left of it from before
         arrival = await asyncio.to_thread(Arrival, self._registry, offer)
-        for other in self._coming_of(offer.record.id):
-            if other.has_failed:
-                self._give_up(other)
-                await asyncio.wait([other.task])
+        other = self._coming.get(offer.record.id)
+        if other is not None and other.has_failed:
+            await other.outcome(is_wanted=False)
         self._require_absent(offer)
         arrival.decided = asyncio.get_running_loop().create_future()
-        try:
-            arrival.place.enter_context(self._bindings.expecting(arrival.brought))
-            await arrival.place.enter_async_context(self._registry.opening(arrival.session))
-        except BaseException as error:
-            await arrival.place.__aexit__(type(error), error, None)
-            raise
-        self._coming[offer.token] = arrival
+        place.enter_context(self._bindings.expecting(arrival.session, arrival.responses))
+        await place.enter_async_context(self._registry.opening(arrival.session))
         return arrival
 
     def _require_welcome(self, offer: Offer) -> None:
@@ -261,103 +249,61 @@ class Arrivals:
             raise WrongState(f"session {session} is here already")
         if epoch >= offer.epoch:
             raise WrongState(f"session {session} has been moved since: {epoch} times")
-        if self._coming_of(session) or offer.token in self._coming:
+        if session in self._coming:
             raise WrongState(f"session {session} is on its way here already")
         if len(self._coming) >= AT_ONCE:
             raise PeerFull(f"{AT_ONCE} sessions are on their way here")
         if table.giving_way(offer.record.owner, 1):
             raise PeerFull("as many sessions are open as may be: others would have to close for good")
 
-    def _coming_of(self, session: SessionId) -> list[Arrival]:
-        return [each for each in self._coming.values() if each.session.id == session]
-
-    async def _lose(self, arrival: Arrival) -> None:
-        """Forget a session whose connection was lost before anything arrived."""
-        self._coming.pop(arrival.offer.token)
-        with suppress(GivenUp):
-            async with arrival.place:
-                raise GivenUp
-
-    def _begin(self, arrival: Arrival, connection: socket.socket) -> None:
-        """Have the engine receive the session over the connection."""
-        arrival.received = self._tasks.start(arrival.receive(connection))
-        arrival.task = self._tasks.start(self._arrive(arrival))
-        arrival.task.add_done_callback(lambda _: self._coming.pop(arrival.offer.token, None))
-
-    async def _arrive(self, arrival: Arrival) -> Answer:
-        """All that becomes of the session: returns whether it was taken, and why not. Raises `NotDurable` if that is
-        not certain.
+    async def _arrive(self, arrival: Arrival, place: AsyncExitStack) -> Answer:
+        """All that becomes of the session, which has its `place` among those that may be open: returns whether it was
+        taken, and why not. Raises `NotDurable` if that is not certain.
         """
         session, received, decided = arrival.session, arrival.received, arrival.decided
         either: tuple[asyncio.Future[Any], ...] = (received, decided)
         try:
-            async with arrival.place:
+            async with place:
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 await asyncio.wait([decided], timeout=WAIT_S)
+                await received
                 if not (decided.done() and decided.result()):
                     raise GivenUp
-                await received
                 await arrival.open()
-        except GivenUp:
-            self._coming.pop(arrival.offer.token, None)
-            try:
-                await received
-            except DjinnError as error:
-                return Answer.refusing(error)
-            arrival.abandon()
-            return Answer()
-        except BaseException as error:
-            if received.done() and not arrival.has_failed:
-                arrival.abandon()
-            if isinstance(error, NotDurable) or not isinstance(error, Exception):
+        except Exception as error:
+            if not arrival.has_failed and session.state is not SessionState.CLOSED:
+                self._registry.abandon(session)
+            if isinstance(error, GivenUp):
+                return Answer()
+            if isinstance(error, NotDurable):
                 raise
             if not isinstance(error, DjinnError):
                 logger.exception("a session could not be opened")
             return Answer.refusing(_refusal(error))
         session.arrived_at = time.monotonic()
-        self._bindings.adopt(arrival.brought)  # from now on clients find the session and its bindings here
+        # From now on clients find the session and its bindings here.
+        self._bindings.adopt(session, arrival.offer.binding, arrival.responses)
         if arrival.has_lost_engine:
             await reopen_late(self._registry, session)
-        arrival.go_on()
+        if self._registry.executor.failure is None:  # from now on others of its tenant may share its KV
+            self._registry.executor.post(partial(PublishKV, session=session.id))
+        self._registry.pauses.go_on(session, arrival.offer.pause_expires_at)
         logger.info("a session has come from %s", arrival.offer.source, extra={"session": session.id})
         return Answer(taken=Taken.YES)
 
-    async def commit(self, step: Step) -> Answer:
-        """Take the session, as the old home lets it go.
-
-        The answer is final: it was taken, or never will be. Raises `NotDurable` if that is not certain.
+    async def settle(self, question: Question, _: Take) -> Answer:
+        """Whether the session has been taken with that move; with its word it is taken now, as the old home lets it go.
+        If not, it never will be, and the answer may say why. Raises `NotDurable` if that is not certain.
         """
-        arrival = self._coming.get(step.token)
-        if arrival is None or arrival.word != step.word:
-            return Answer.refusing(PeerFull("nothing is known of that move here: the server may have started again"))
-        if not arrival.decided.done():
-            arrival.decided.set_result(True)
-        return await asyncio.shield(arrival.task)
-
-    async def abort(self, step: Step) -> Answer:
-        """Give the session up; says why it could not be received, if that is why."""
-        arrival = self._coming.get(step.token)
-        if arrival is None or arrival.decided.done():
-            return Answer()
-        self._give_up(arrival)
-        return await asyncio.shield(arrival.task)
-
-    async def settle(self, question: Question) -> Answer:
-        """Whether the session has been taken with that move. If not, it never will be. Raises `NotDurable`."""
         if question.journal not in ("", self._journal()):
             return Answer(taken=Taken.FORGOTTEN)
-        for arrival in self._coming_of(question.session):
-            if arrival.offer.epoch > question.epoch:
-                continue
-            if arrival.decided.done():
-                await asyncio.wait([arrival.task])
-            else:
-                self._give_up(arrival)
+        answer, arrival = Answer(), self._coming.get(question.session)
+        if arrival is not None and arrival.offer.epoch <= question.epoch:
+            with suppress(NotDurable):
+                answer = await arrival.outcome(is_wanted=question.word == arrival.word)
+        elif question.word:
+            lost = "nothing is known of that move here: the server may have started again"
+            answer = Answer.refusing(PeerFull(lost))
         await self._registry.keeper.settled_id(question.session)
-        return Answer(taken=self._homes.has_taken(question.session, question.epoch, question.seq))
-
-    def _give_up(self, arrival: Arrival) -> None:
-        """It will not be taken."""
-        self._coming.pop(arrival.offer.token, None)
-        if not arrival.decided.done():
-            arrival.decided.set_result(False)
+        taken = self._homes.has_taken(question.session, question.epoch, question.seq)
+        return Answer(taken, answer.code, answer.message)

@@ -10,7 +10,7 @@ import msgspec
 
 from app.domain.errors import TooLarge
 from app.journal.records import KeyedRecord, ResponseRecord
-from app.openai.response_store import ResponseStore, in_order, record_of
+from app.openai.response_store import Journaled, ResponseStore, in_order, record_of
 from app.sessions.keyed import KeyedRequests
 from app.sessions.named import BoundSessions
 from app.sessions.session import Session
@@ -23,33 +23,29 @@ MAX_RESPONSE_BYTES = 128 << 20
 class Binding(msgspec.Struct, frozen=True):
     """What is sent of that. The name is in the session's record.
 
-    `responses` have the id and the JSON of each, as the journal has it. The session's last turn began at
-    `prompt_tokens`, and the model's answers begin at `answers` in its history. `keyed` is what requests with an
-    `Idempotency-Key` have done in it.
+    `responses` are as the journal has them. The session's last turn began at `prompt_tokens`. `keyed` is what requests
+    with an `Idempotency-Key` have done in it.
     """
 
-    responses: list[tuple[str, bytes]]
+    responses: list[ResponseRecord]
     waits: Waits | None
     prompt_tokens: int
-    keyed: list[KeyedRecord] = []
-    answers: list[int] = []
+    keyed: list[KeyedRecord]
 
 
-class Brought:
-    """What has been sent, read and checked."""
+Responses = list[tuple[ResponseRecord, Journaled]]
+"""A session's responses, each after those before it in its conversation."""
 
-    def __init__(self, session: Session, binding: Binding) -> None:
-        """For a session that is not here yet. Raises `ValueError` for malformed responses, and for keys of other
-        sessions.
-        """
-        if any((each.session, each.owner) != (session.id, session.owner) for each in binding.keyed):
-            raise ValueError("a key is of another session")
-        self.session = session
-        self.binding = binding
-        self.responses = in_order([ResponseRecord(each, session.id, body) for each, body in binding.responses])
-        self.records = [record for record, _ in self.responses]
-        session.prompt_tokens = max(0, min(binding.prompt_tokens, len(session.history)))
-        session.usage.answers = [start for start in binding.answers if 0 < start < len(session.history)]
+
+def read(session: Session, binding: Binding) -> Responses:
+    """Read and check what has been sent for a session that is not here yet. Raises `ValueError` for malformed
+    responses, and for responses and keys of other sessions.
+    """
+    sessions = {*(each.session for each in binding.keyed), *(each.session for each in binding.responses)}
+    if sessions - {session.id} or any(each.owner != session.owner for each in binding.keyed):
+        raise ValueError("a key or a response is of another session")
+    session.prompt_tokens = max(0, min(binding.prompt_tokens, len(session.history)))
+    return in_order(binding.responses)
 
 
 class Bindings:
@@ -69,9 +65,8 @@ class Bindings:
         if sum(each.size for each in kept) > MAX_RESPONSE_BYTES:
             raise TooLarge(f"the session's responses have more than the {MAX_RESPONSE_BYTES} bytes that can move")
         records = await asyncio.to_thread(lambda: [record_of(each) for each in kept])
-        sent = [(each.id, each.body) for each in records]
-        keyed, answers = self._keyed.of_session(session.id), session.usage.answers
-        return Binding(sent, self._waits.export(session), session.prompt_tokens, keyed, answers)
+        keyed = self._keyed.of_session(session.id)
+        return Binding(records, self._waits.export(session), session.prompt_tokens, keyed)
 
     def let_go(self, session: Session) -> list[str]:
         """Drop all of a session that another server has now. Returns the ids of its responses."""
@@ -80,20 +75,19 @@ class Bindings:
         return gone
 
     @contextmanager
-    def expecting(self, brought: Brought) -> Iterator[None]:
+    def expecting(self, session: Session, responses: Responses) -> Iterator[None]:
         """Keep the name, and room for the responses, of a session that is on its way here.
 
         Raises `NameTaken`, `PeerFull`, `WrongState`.
         """
-        size, ids = sum(len(each.body) for each in brought.records), [each.id for each in brought.records]
-        with self._bound.expecting(brought.session), self._responses.expecting(ids, size):
+        with self._bound.expecting(session), self._responses.expecting([record for record, _ in responses]):
             yield
 
-    def adopt(self, brought: Brought) -> None:
+    def adopt(self, session: Session, binding: Binding, responses: Responses) -> None:
         """Bind calls to a session that is here from now on."""
-        self._bound.adopt(brought.session)
-        self._responses.adopt(brought.session, brought.responses)
-        self._keyed.adopt(brought.binding.keyed)
-        if brought.binding.waits is not None:
-            self._waits.adopt(brought.session, brought.binding.waits)
-        self.on_adopted(brought.session)
+        self._bound.adopt(session)
+        self._responses.adopt(session, responses)
+        self._keyed.adopt(binding.keyed)
+        if binding.waits is not None:
+            self._waits.adopt(session, binding.waits)
+        self.on_adopted(session)

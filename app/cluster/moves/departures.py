@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
-from dataclasses import dataclass
 from itertools import chain, repeat
+
+from msgspec.structs import replace
 
 from app.cluster.fleet import Fleet, Replica
 from app.cluster.membership import Membership
 from app.cluster.moves.bindings import Bindings
 from app.cluster.moves.talk import (
-    ABORT,
-    COMMIT,
     FORMAT,
-    SETTLE,
+    OFFER,
     Answer,
     Offer,
     PeerCalls,
     Question,
-    Step,
+    encode,
     give,
     model_of,
 )
 from app.domain.errors import (
     AlreadyThere,
-    DirectoryAway,
     DjinnError,
     EngineError,
     FieldOutOfRange,
@@ -35,10 +32,7 @@ from app.domain.errors import (
     Moved,
     MoveUnsettled,
     NotDurable,
-    NotFound,
-    PeerAway,
     PeerMismatch,
-    PeerStranger,
     TooLarge,
     UnknownReplica,
     WrongState,
@@ -62,14 +56,7 @@ ASK_S = (0.2, 1.0, 2.0, 5.0)
 """Between two questions after a session that may have been taken. The last repeats itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Departure:
-    """A session that has moved."""
-
-    session: SessionId
-    peer: Replica
-    sent: SentKV
-    seconds: float
+Departure = tuple[Replica, SentKV, float]
 
 
 class Departures:
@@ -105,7 +92,7 @@ class Departures:
         raise Moved(f"session {session} is on server {where}: ask there", home=where)
 
     async def move(self, session: Session, name: str, reason: MoveReason = MoveReason.OPERATOR) -> Departure:
-        """Move the session to the server of that name.
+        """Move the session to the server of that name. Returns that, what was sent, and how many seconds it took.
 
         It goes on if the caller is cancelled. Raises `UnknownReplica`, `AlreadyThere`, `WrongState`, `TooLarge`,
         `PeerAway`, `PeerFull`, `PeerMismatch`, `PeerStranger`, `NameTaken`, `JournalUnavailable`, `EngineError`: then
@@ -131,10 +118,8 @@ class Departures:
         Raises `NotFound`, `Moved`; `WrongState` if the session is not leaving; `FieldOutOfRange` if it left for another
         journal; `DirectoryAway`: then it is as it was.
         """
-        session = self._registry.table.find(session_id)
-        if session is None:
-            self.require_home(session_id, None, True)
-            raise NotFound(f"no session {session_id[:100]}", param="session_id")
+        table = self._registry.table
+        session = table.find(session_id) or table.get(session_id, or_any=True)
         home = self._homes.of(session_id)
         if home is None or home.state is not HomeState.LEAVING or not session.leaving:
             raise WrongState(f"session {session_id} is not locked in a move: it is served here")
@@ -159,52 +144,62 @@ class Departures:
 
     async def _move(self, session: Session, peer: Replica, why: MoveReason) -> Departure:
         async with self._at_once:
-            began, token, own = time.perf_counter(), secrets.token_hex(16), int(why is MoveReason.OPERATOR)
+            began, own = time.perf_counter(), int(why is MoveReason.OPERATOR)
             try:
                 # No other request may use the session while it moves. An answered request ends in a moment.
                 for _ in range(round(ALONE_S / LOOK_S)):
-                    if session.requests <= own:
+                    if (others := session.requests - own) <= 0:
                         break
                     await asyncio.sleep(LOOK_S)
                 else:
-                    others = session.requests - own
                     raise WrongState(f"cannot move: {others} other requests for session {session.id} are under way")
-                sent, word = await self._send(session, peer, token)
-            except BaseException as error:
-                reason = await self._reason(peer, token, error)
+                sent, question = await self._send(session, peer)
+            except BaseException:
                 self._stay(session)
-                raise reason from error
-            await self._commit(session, peer, Step(token, word))
+                raise
+            await self._commit(session, peer, question)
         seconds = time.perf_counter() - began
         self._registry.metrics.moved.labels(why.value).inc()
         logger.info("a session has gone to %s in %.3f s", peer.name, seconds, extra=_about(session))
-        return Departure(session.id, peer, sent, seconds)
+        return peer, sent, seconds
 
-    async def _send(self, session: Session, peer: Replica, token: str) -> tuple[SentKV, str]:
+    async def _send(self, session: Session, peer: Replica) -> tuple[SentKV, Question]:
         """Send the session to the other server, and write to the journal that it leaves. The other server takes it only
-        at the commit. Returns that server's word too.
+        at the commit. Returns the question that asks for that, too.
         """
-        connection, count, word, journal = await self._calls.offer(peer, await self._offer(session, token))
-        number = give(self._registry.executor, connection)
-        sending = asyncio.ensure_future(self._registry.executor.call(lambda ticket: SendKV(ticket, session.id, number)))
+        executor, offer = self._registry.executor, await self._offer(session)
+        connection, said = await self._calls.connect(peer, OFFER, encode(offer))
+        count, word, journal = said.split(" ")
+        question = Question(session.id, offer.epoch, int(count), journal)
         try:
-            # Beside the bytes, not after them: it takes a flush of the disk.
-            leaving = self._homes.leave(session.id, session.owner, peer.name, count, session.bound_as, journal)
-            self._keeper.note(session, leaving)
-            await self._keeper.settled(session)
-            await self._membership.note(moves=self._homes.seq)
-        except NotDurable as error:
-            sending.cancel()
-            raise JournalUnavailable(f"the session has not moved: {error.reason}") from error
-        except DirectoryAway:
-            sending.cancel()
-            raise
-        sent: SentKV = await sending
-        if session.state is SessionState.CLOSED:
-            raise WrongState(f"session {session.id} has been closed meanwhile")
-        return sent, word
+            number = give(executor, connection)
+            sending = asyncio.ensure_future(executor.call(lambda ticket: SendKV(ticket, session.id, number)))
+            try:
+                # Beside the bytes, not after them: it takes a flush of the disk.
+                leaving = self._homes.leave(session.id, session.owner, peer.name, int(count), session.bound_as, journal)
+                self._keeper.note(session, leaving)
+                await self._keeper.settled(session)
+                await self._membership.note(moves=self._homes.seq)
+                sent: SentKV = await sending
+            finally:
+                sending.cancel()
+            if session.state is SessionState.CLOSED:
+                raise WrongState(f"session {session.id} has been closed meanwhile")
+        except DjinnError as error:
+            raise await self._reason(peer, question, error) from error
+        return sent, replace(question, word=word)
 
-    async def _offer(self, session: Session, token: str) -> Offer:
+    async def _reason(self, peer: Replica, question: Question, error: DjinnError) -> DjinnError:
+        """Why the session could not be sent. The other server, which gives it up as it is asked, may know it better."""
+        try:
+            better = (await self._calls.ask(peer, question)).error
+        except DjinnError as away:
+            better = away
+        if isinstance(error, NotDurable):
+            return JournalUnavailable(f"the session has not moved: {error.reason}")
+        return better or error if isinstance(error, EngineError) else error
+
+    async def _offer(self, session: Session) -> Offer:
         history, pause = session.history, session.pause
         snapshot, turn, place = await take_snapshot(self._registry, session)
         about = await asyncio.to_thread(snapshot.to_json)
@@ -212,7 +207,6 @@ class Departures:
             raise TooLarge("the session's metadata, breakpoints, edits and paused turn are too large to move")
         return Offer(
             format=FORMAT,
-            token=token,
             source=self._here,
             epoch=self._homes.epoch(session.id) + 1,
             model=model_of(self._registry.executor.engine.info),
@@ -228,20 +222,10 @@ class Departures:
             tokens_recomputed=0 if turn is None else turn.tokens_recomputed,
         )
 
-    async def _reason(self, peer: Replica, token: str, error: BaseException) -> BaseException:
-        """Why the session could not be sent. The other server is told to give it up, and may know a better reason."""
-        if not isinstance(error, DjinnError) or isinstance(error, PeerAway | PeerStranger):
-            return error
-        try:
-            answer = await self._calls.ask(peer, ABORT, Step(token))
-        except DjinnError as away:
-            return away if isinstance(error, EngineError) else error
-        return answer.error or error if isinstance(error, EngineError) else error
-
-    async def _commit(self, session: Session, peer: Replica, step: Step) -> None:
+    async def _commit(self, session: Session, peer: Replica, question: Question) -> None:
         """Let the other server take the session. From here on only its word counts."""
         try:
-            answer = await self._calls.ask(peer, COMMIT, step)
+            answer = await self._calls.ask(peer, question)
         except Exception as error:
             logger.warning("%s has not said whether it has a session: it is asked", peer.name, extra=_about(session))
             self._tasks.start(self._settle(session))
@@ -278,13 +262,13 @@ class Departures:
             if session.state is SessionState.CLOSED:
                 return
             await asyncio.sleep(next(waits))
-            if home.peer_journal and await self._membership.is_buried(home.peer_journal):
+            if home.peer_journal in self._membership.buried:
                 logger.warning("%s is dead: a session that was leaving stays", home.peer, extra=_about(session))
                 self._stay(session)
                 return
             question = Question(session.id, home.epoch, home.peer_seq, home.peer_journal)
             try:
-                answer = await self._calls.ask(self._peer(home.peer), SETTLE, question)
+                answer = await self._calls.ask(self._peer(home.peer), question)
             except Exception as error:
                 text = "%s, whose journal is %s, did not say whether it has a session: %s"
                 logger.warning(text, home.peer, home.peer_journal, error, extra=_about(session))

@@ -10,12 +10,13 @@ import hashlib
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -48,11 +49,11 @@ from app.web.errors import error_response
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 4
+FORMAT = 5
 """The version of `Offer`, raised whenever the meaning of anything in it or in a snapshot changes."""
 PREFIX = "/v1/cluster/"
 OFFER = f"{PREFIX}offer"
-STEPS = COMMIT, ABORT, SETTLE = f"{PREFIX}commit", f"{PREFIX}abort", f"{PREFIX}settle"
+STEPS = COMMIT, SETTLE = f"{PREFIX}commit", f"{PREFIX}settle"
 ANSWER_S = 30.0
 """The other server may have to wait for its disk."""
 UPGRADE = {"connection": "upgrade", "upgrade": "djinn-kv"}
@@ -70,13 +71,11 @@ def model_of(info: ModelInfo) -> dict[str, int | str]:
 class Offer(msgspec.Struct, frozen=True):
     """A session that is to move from the server `source`, without its KV, which follows on the same connection.
 
-    `token` names the move until it is over. `history` has token ids as the journal has them, and `before` those before
-    the turn that is paused (None: the session is idle). `label` is the `SessionSnapshot`, as a file has it. The last
-    two are of the paused turn's usage.
+    `history` has token ids as the journal has them, and `before` those before the turn that is paused (None: the
+    session is idle). `label` is the `SessionSnapshot`, as a file has it. The last two are of the paused turn's usage.
     """
 
     format: int
-    token: str
     source: str
     epoch: int
     model: dict[str, int | str]
@@ -92,27 +91,22 @@ class Offer(msgspec.Struct, frozen=True):
     tokens_recomputed: int = 0
 
 
-class Step(msgspec.Struct, frozen=True):
-    """The next step of a move: it is to be taken, or given up. `word` is from the answer to the offer."""
-
-    token: str
-    word: str = ""
-
-
 class Question(msgspec.Struct, frozen=True):
-    """Asks whether the session was taken with the move of that number. If not, it never will be. `journal` is the UUID
-    of the journal that the answer is in: another one knows nothing of it.
+    """Asks whether the session was taken with the move of that number. With the `word` of the answer to its offer it is
+    taken now. Without, it never will be if it was not. `journal` is the UUID of the journal that the answer is in:
+    another one knows nothing of it.
     """
 
     session: SessionId
     epoch: int
     seq: int
     journal: str
+    word: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The answer to a step, a question, or an offer that is refused. `code` is that of the error for which the session
-    was not taken.
+    """The answer to a question, or to an offer that is refused. `code` is that of the error for which the session was
+    not taken, if that is known.
     """
 
     taken: Taken = Taken.NO
@@ -143,20 +137,13 @@ class PeerCalls:
     def __init__(self, hops: Hops) -> None:
         self._hops = hops
 
-    async def ask(self, peer: Replica, path: str, message: Step | Question) -> Answer:
-        """Take the next step of a move. Raises `PeerAway` if nothing certain comes back, `PeerStranger`."""
-        status, said, _ = await self._exchange(peer, path, {}, encode(message))
+    async def ask(self, peer: Replica, question: Question) -> Answer:
+        """Whether the other server has the session. Raises `PeerAway` if nothing certain comes back, `PeerStranger`."""
+        path = COMMIT if question.word else SETTLE
+        status, said, _ = await self._exchange(peer, path, {}, encode(question))
         if status != HTTPStatus.OK:
             raise PeerAway(f"{peer.name} answers with status {status}")
         return msgspec.msgpack.decode(said, type=Answer)
-
-    async def offer(self, peer: Replica, offer: Offer) -> tuple[socket.socket, int, str, str]:
-        """Offer a session. Returns the connection, on which the other engine waits for it, and the other server's count
-        of moves, its word for this one and the UUID of its journal. Raises what `connect` raises.
-        """
-        connection, said = await self.connect(peer, OFFER, encode(offer))
-        count, word, journal = said.split(" ")
-        return connection, int(count), word, journal
 
     async def connect(self, peer: Replica, path: str, body: bytes) -> tuple[socket.socket, str]:
         """Offer something that is to go from engine to engine. Returns the connection, which the other server hands to
@@ -212,20 +199,11 @@ def give(executor: EngineExecutor, connection: socket.socket) -> int:
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class Offered:
-    """An offer that this server takes, if the connection can be handed over. The other server is told what is `said`.
-    `begin` has the engine use the connection; `lose` is called instead if the connection has been lost.
-    """
-
-    said: str
-    begin: Callable[[socket.socket], object]
-    lose: Callable[[], Awaitable[None]] | None = None
-
-
-Way = tuple[type[Any], Callable[[Any], Awaitable[Offered | Answer]]]
+Take = Callable[[str], socket.socket]
+"""Tells the other server something, and returns the connection for an engine. Raises `OSError` if it has been lost."""
+Way = tuple[type[Any], Callable[[Any, Take], Awaitable[Answer | None]]]
 """What comes to a path, and what answers it, or raises a `DjinnError` to refuse it. All but the steps of a move are
-offers.
+offers: they are refused, or take the connection.
 """
 
 
@@ -256,15 +234,13 @@ class ClusterDoors:
         that no server of the cluster has signed.
         """
         path, headers, status = scope["path"], Headers(scope=scope), HTTPStatus.OK
-        body, hand_over = await self._body(scope, headers, receive), scope["state"].get("hand_over")
+        body = await self._body(scope, headers, receive)
         kind, answer_to = self._ways[path]
         try:
-            if hand_over is None and path not in STEPS:
-                raise PeerMismatch("this server cannot hand connections over")
-            answer = await answer_to(msgspec.msgpack.decode(body, type=kind))
-            if isinstance(answer, Offered):
-                await self._hand_over(answer, hand_over, headers, send)
-                return None
+            answer = await answer_to(msgspec.msgpack.decode(body, type=kind), partial(self._hand_over, scope, headers))
+        except OSError as error:
+            logger.warning("a connection of another server was lost: %s", error)
+            return None
         except msgspec.MsgspecError as error:
             answer = Answer.refusing(PeerMismatch(f"the other server speaks another version: {error}"))
             status = HTTPStatus.CONFLICT
@@ -272,45 +248,38 @@ class ClusterDoors:
             answer = Answer.refusing(error)
             is_open = isinstance(error, NotDurable)
             status = HTTPStatus.SERVICE_UNAVAILABLE if is_open else HTTPStatus.CONFLICT
+        if answer is None:  # for the logs: it goes nowhere
+            await send({"type": "http.response.start", "status": HTTPStatus.SWITCHING_PROTOCOLS, "headers": []})
+            return None
         content = encode(answer)
         signed = {SIGNATURE: sign_answer(self._hops.key, headers, status, content)}
         return Response(content, status, signed, "application/vnd.msgpack")
 
     async def _body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes:
         """The body of a request that a server of the cluster has signed. A stranger's is not read."""
-        path, here, body, is_whole = scope["path"], self._hops.fleet.here, bytearray(), False
+        path, here, body = scope["path"], self._hops.fleet.here, bytearray()
         if path not in self._ways or scope["method"] != "POST":
             raise NotFound(f"{scope['method']} {path}: Not Found")
         if not is_request(self._hops.key, here, path, headers):
             raise Unauthenticated(f"only servers of the cluster, with its key, ask {here} for this")
         most = MAX_STEP_BYTES if path in STEPS else MAX_OFFER_BYTES
-        while not is_whole:
-            part = await receive()
-            if part["type"] != "http.request":
-                raise MalformedRequest("the request did not come whole")
-            body += part.get("body", b"")
-            if len(body) > most:
-                raise TooLarge(f"the body must be at most {most} bytes")
-            is_whole = not part.get("more_body", False)
+        try:
+            async for part in Request(scope, receive).stream():
+                body += part
+                if len(body) > most:
+                    raise TooLarge(f"the body must be at most {most} bytes")
+        except ClientDisconnect as error:
+            raise MalformedRequest("the request did not come whole") from error
         if hashlib.sha256(body).hexdigest() != headers.get(DIGEST):
             raise Unauthenticated("the body differs from the signed one")
         return bytes(body)
 
-    async def _hand_over(
-        self, offered: Offered, hand_over: Callable[[], socket.socket], headers: Headers, send: Send
-    ) -> None:
-        """Answer 101, and hand the connection to the engine."""
-        said, status = offered.said.encode(), HTTPStatus.SWITCHING_PROTOCOLS
-        signature = f"{SIGNATURE}: {sign_answer(self._hops.key, headers, status, said)}".encode()
-        lines = [b"HTTP/1.1 101 Switching Protocols", b"connection: upgrade", b"upgrade: djinn-kv"]
-        try:
-            connection = hand_over()
-            connection.send(b"\r\n".join([*lines, b"djinn-seq: " + said, signature, b"", b""]))
-        except OSError as error:
-            logger.warning("a connection of another server was lost: %s", error)
-            if offered.lose is not None:
-                await offered.lose()
-            return
-        offered.begin(connection)
-        # For the logs: it goes nowhere.
-        await send({"type": "http.response.start", "status": status, "headers": []})
+    def _hand_over(self, scope: Scope, headers: Headers, said: str) -> socket.socket:
+        """Answer 101, and return the connection. Raises `OSError` if it has been lost."""
+        if (hand_over := scope["state"].get("hand_over")) is None:
+            raise PeerMismatch("this server cannot hand connections over")
+        signature = sign_answer(self._hops.key, headers, HTTPStatus.SWITCHING_PROTOCOLS, said.encode())
+        lines = ["HTTP/1.1 101 Switching Protocols", "connection: upgrade", "upgrade: djinn-kv", f"djinn-seq: {said}"]
+        connection: socket.socket = hand_over()
+        connection.send("\r\n".join([*lines, f"{SIGNATURE}: {signature}", "", ""]).encode())
+        return connection
