@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from app.cluster.key import ClusterKey
-from app.cluster.store import FLEET, JOURNAL, MEMBER, TOMB, FolderStore, Store
+from app.cluster.store import FLEET, JOURNAL, MEMBER, TOMB, FolderStore, Store, refusal
 from app.domain.errors import DirectoryAway, FieldOutOfRange
 from app.domain.memory_map import MemoryMap
 
@@ -41,9 +41,7 @@ def open_store(text: str) -> Store:
         return FolderStore(rest)
     if scheme in SCHEMES:
         return EtcdStore(text)
-    raise FieldOutOfRange(
-        f"cluster: must be etcd://HOST:PORT, etcds://HOST:PORT or folder:PATH; got {text[:20]!r}", param="cluster"
-    )
+    raise refusal(f"must be etcd://HOST:PORT, etcds://HOST:PORT or folder:PATH; got {text[:20]!r}")
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -183,17 +181,16 @@ async def claim(store: Store, name: str, mine: Record, place: str, key: ClusterK
                     return
                 await store.swap(entry, roster.texts.get(name), encode(mine))
                 continue  # look again: the former server may have come back meanwhile, and goes when it sees this
-            if stranger is not None and time.monotonic() - waits_since > PATIENCE_S:
-                raise FieldOutOfRange(
-                    f"cluster_key_file: {stranger.name} at {stranger.url} has another key or another version of Djinn. "
-                    "All replicas need the same; another cluster needs another store or prefix",
-                    param="cluster_key_file",
+            is_late = time.monotonic() - waits_since > PATIENCE_S
+            if stranger is not None and is_late:
+                raise refusal(
+                    f"{stranger.name} at {stranger.url} has another key or another version of Djinn. All replicas need "
+                    "the same; another cluster needs another store or prefix",
+                    "cluster_key_file",
                 )
-            if other is not None and not is_mine and time.monotonic() - waits_since > PATIENCE_S:
-                raise FieldOutOfRange(
-                    f"replica: {name} runs already, at {other.url}: end it first. This folder may be a copy of its own",
-                    param="replica",
-                )
+            if other is not None and not is_mine and is_late:
+                where = f"{name} runs already, at {other.url}"
+                raise refusal(f"{where}: end it first. This folder may be a copy of its own", "replica")
             await asyncio.sleep(LOOK_S)
         except DirectoryAway as error:
             waits_since = time.monotonic()
@@ -230,7 +227,7 @@ def _require_free(name: str, found: Record | None, mine: Record, tombs: Containe
             f"good: djinn cluster ended {name} --cluster {shown}"
         )
     if why is not None:
-        raise FieldOutOfRange(f"replica: {why}", param="replica")
+        raise refusal(why, "replica")
 
 
 async def declare_dead(store: Store, name: str, *, is_lost: bool) -> str:

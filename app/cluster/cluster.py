@@ -15,7 +15,7 @@ from app.cluster.membership import Membership, name_key, session_key
 from app.cluster.moves.arrivals import Arrivals
 from app.cluster.moves.bindings import Bindings
 from app.cluster.moves.departures import Departures
-from app.cluster.moves.draining import Balance, Draining
+from app.cluster.moves.draining import Draining
 from app.cluster.moves.talk import PeerCalls
 from app.cluster.owners import Owners
 from app.cluster.prefill import Prefill
@@ -61,7 +61,7 @@ class Cluster:
         self.departures = Departures(registry, self.fleet, calls, bindings, membership, self._tasks)
         self.draining = Draining(registry, self.departures, self.fleet)
         self.prefill = Prefill(registry, self.fleet, calls, settings)
-        self._balance = Balance(registry, self.departures, self.fleet) if settings.balance else None
+        self._balances = settings.balance
         self._registry = registry
         registry.table.require_home = self.departures.require_home
         bindings.on_adopted = lambda session: self._tasks.start(self._has_come(session))
@@ -76,8 +76,8 @@ class Cluster:
         """
         async with self.membership, self.hops.watching():
             self._tasks.start(self._tell(require_ready))
-            if self._balance is not None:
-                self._tasks.start(self._balance.run())
+            if self._balances:
+                self._tasks.start(self.draining.balance())
             self.departures.settle_all()  # those that were leaving when the server ended
             self.prefill.start()
             try:

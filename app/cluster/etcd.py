@@ -17,8 +17,8 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 import httpx
 
-from app.cluster.store import Store
-from app.domain.errors import DirectoryAway, FieldOutOfRange
+from app.cluster.store import Store, refusal
+from app.domain.errors import DirectoryAway
 
 SCHEMES = {"etcd": "http", "etcds": "https"}
 SERVER = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^][:/\s]+):[1-9][0-9]{0,4}")
@@ -41,10 +41,10 @@ class EtcdStore(Store):
         login, _, hosts = parts.netloc.rpartition("@")
         user, has_password, password = login.partition(":")
         if login and not (user and has_password):
-            raise _refusal("a user needs a password: etcd://USER:PASSWORD@HOST:PORT")
+            raise refusal("a user needs a password: etcd://USER:PASSWORD@HOST:PORT")
         for host in hosts.split(","):
             if not SERVER.fullmatch(host):
-                raise _refusal(f"{host[:100]!r} is no server of etcd: it needs HOST:PORT, such as 10.0.0.5:2379")
+                raise refusal(f"{host[:100]!r} is no server of etcd: it needs HOST:PORT, such as 10.0.0.5:2379")
         self._login = {"name": unquote(user), "password": unquote(password)} if login else None
         self.shown = f"{parts.scheme}://{hosts}{parts.path}"
         self._urls = [f"{SCHEMES[parts.scheme]}://{host}" for host in hosts.split(",")]
@@ -72,9 +72,6 @@ class EtcdStore(Store):
         answer = await self._ask("kv/range", asked)
         found = {_text(each["key"]): _text(each.get("value", "")) for each in answer.get("kvs", [])}
         return {key.removeprefix(self._root): value for key, value in found.items()}
-
-    async def write(self, key: str, value: str) -> None:
-        await self._ask("kv/put", {"key": self._key(key), "value": _base64(value)})
 
     async def swap(self, key: str, before: str | None, after: str | None) -> bool:
         name = self._key(key)
@@ -140,9 +137,9 @@ class EtcdStore(Store):
         Returns the first answer, which for an expired lease has the `code` `NOT_FOUND`. Raises `DirectoryAway`. A
         change may be made twice, with the same value, so the caller of a `swap` looks again.
         """
-        failure, urls = "no server", list(self._urls)
-        while urls:
-            url, had_token = urls.pop(0), self._token is not None
+        failure = "no server"
+        for url in list(self._urls):
+            had_token = self._token is not None
             headers = await self._headers() if with_login else {}
             try:
                 answer = await self._client.post(f"{url}/v3/{path}", json=body, headers=headers)
@@ -157,9 +154,8 @@ class EtcdStore(Store):
             failure = str(said.get("message") or said.get("error"))
             if code == UNAUTHENTICATED and had_token:  # a restart of the server ends tokens
                 self._token = None
-                urls.insert(0, url)
-            else:
-                self._give_way(url)
+                return await self._ask(path, body)
+            self._give_way(url)
         raise DirectoryAway(f"{self.shown} does not answer: {failure}")
 
     async def _headers(self) -> dict[str, str]:
@@ -197,19 +193,15 @@ def _tls(parts: SplitResult) -> ssl.SSLContext | bool:
     """Raises `FieldOutOfRange`."""
     files = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     if unknown := sorted(files.keys() - set(FILES)):
-        raise _refusal(f"{unknown[0]!r} is none of {', '.join(FILES)}, the files for TLS")
+        raise refusal(f"{unknown[0]!r} is none of {', '.join(FILES)}, the files for TLS")
     if parts.scheme == "etcd":
         if files:
-            raise _refusal("files for TLS need etcds://")
+            raise refusal("files for TLS need etcds://")
         return False
     try:
         context = ssl.create_default_context(cafile=files.get("ca"))
         if "cert" in files:
             context.load_cert_chain(files["cert"], files.get("key"))
     except (OSError, ssl.SSLError) as error:
-        raise _refusal(f"the files for TLS cannot be used: {error}") from error
+        raise refusal(f"the files for TLS cannot be used: {error}") from error
     return context
-
-
-def _refusal(problem: str) -> FieldOutOfRange:
-    return FieldOutOfRange(f"cluster: {problem}", param="cluster")

@@ -91,7 +91,9 @@ class Membership:
         self._me = me.proven(key)
         self._key = key
         self._strangers: frozenset[str] = frozenset()
-        self._record, self._text = record, encode(record)
+        self._record = record
+        self._text: str | None = encode(record)
+        """The record as the store has it, as far as is known; None: it has none."""
         self._may_serve = may_serve
         self._news = asyncio.Event()
         self._changed = asyncio.Event()
@@ -207,19 +209,23 @@ class Membership:
         of homes the journal has seen: it is recorded when a session's departure is flushed, before it leaves. Raises
         `DirectoryAway`: then it may not leave.
         """
+        key = f"{JOURNAL}{self.name}"
         async with self._recording:
             while True:
-                record = self._record
+                record, before = self._record, self._text
                 numbers = {"start": max(record.start, start), "moves": max(record.moves, moves)}
                 after = replace(record, ended=ended, left=left, **numbers)
-                if after == record:
+                if after == record and before is not None:
                     return
-                if await self._store.swap(f"{JOURNAL}{self.name}", self._text, encode(after)):
+                if await self._store.swap(key, before, encode(after)):
                     self._record, self._text = after, encode(after)
+                    if before is None:
+                        logger.warning("the cluster's store had lost what it knew of %s, and has it again", self.name)
+                        self._lacks_places.set()
                     return
-                text = await self._store.read(f"{JOURNAL}{self.name}")
-                found = None if text is None else decode(Record, text)
-                if text is None or found is None or found.attempt != record.attempt:
+                text = await self._store.read(key)
+                found = record if text is None else decode(Record, text)
+                if found.attempt != record.attempt:
                     raise DirectoryAway(f"the cluster's store has no record of {self.name} any more")
                 self._record, self._text = found, text  # an attempt whose answer was lost, or an operator's word
 
@@ -290,14 +296,16 @@ class Membership:
     async def _look(self) -> None:
         roster = await Roster.read(self._store)
         found, self.buried = roster.records.get(self.name), roster.tombs.keys()
+        now, was_away, was_lost = time.monotonic(), self.is_away, self.is_lost
         if self._record.journal in roster.tombs or (found is not None and found.attempt != self._record.attempt):
-            self._lose()
-        elif found is None:
-            await self._record_anew()
-        elif found.ended and not self._recording.locked():  # an operator took this server to be dead
-            self._record, self._text = found, roster.texts[self.name]
+            self.is_lost = True
+        elif found is None or (found.ended and not self._recording.locked()):
+            # The store has lost its data, or an operator took this server to be dead.
+            self._record, self._text = found or self._record, roster.texts.get(self.name)
             await self.note()
-        now, was_away = time.monotonic(), self.is_away
+        if self.is_lost and not was_lost:
+            logger.critical("another server has the name %s, or its journal has been given up", self.name)
+            self._news.set()
         if was_away:
             self.is_away, self._back_at = False, now
             logger.warning("the cluster's store answers again")
@@ -318,24 +326,8 @@ class Membership:
             logger.info("replica %s is there, at %s", name, members[name].url)
         for name in sorted((before.keys() - members.keys()) - {self.name}):
             logger.warning("replica %s is away", name)
-        if was_away or members != before or known != self.known:
+        if was_away or self.is_lost != was_lost or members != before or known != self.known:
             self.members, self.known = MappingProxyType(dict(members)), frozenset(known)
-            self._tell()
-
-    async def _record_anew(self) -> None:
-        """Write this replica's record to a store that has lost its data."""
-        async with self._recording:
-            self._text = encode(self._record)
-            if not await self._store.swap(f"{JOURNAL}{self.name}", None, self._text):
-                return  # the next look finds out who was first
-        logger.warning("the cluster's store had lost what it knew of %s, and gets it again", self.name)
-        self._lacks_places.set()
-
-    def _lose(self) -> None:
-        if not self.is_lost:
-            self.is_lost = True
-            logger.critical("another server has the name %s, or its journal has been given up", self.name)
-            self._news.set()
             self._tell()
 
     def _tell(self) -> None:

@@ -30,6 +30,11 @@ FLEET, PLACE = "fleet/", "place/"
 MEMBER, JOURNAL, TOMB = f"{FLEET}member/", f"{FLEET}journal/", f"{FLEET}tombstone/"
 
 
+def refusal(problem: str, param: str = "cluster") -> FieldOutOfRange:
+    """The error for a setting with which a replica cannot take part."""
+    return FieldOutOfRange(f"{param}: {problem}", param=param)
+
+
 class Store(ABC):
     """One replica's view of the store. Every method raises `DirectoryAway` if the store does not answer."""
 
@@ -46,9 +51,10 @@ class Store(ABC):
         at most `most`, if that is not 0.
         """
 
-    @abstractmethod
     async def write(self, key: str, value: str) -> None:
         """Set the value."""
+        while not await self.swap(key, await self.read(key), value):
+            pass  # another replica has changed it meanwhile
 
     @abstractmethod
     async def swap(self, key: str, before: str | None, after: str | None) -> bool:
@@ -77,7 +83,7 @@ FILE = "cluster.sqlite3"
 BUSY_S = 2.0
 """How long another replica may have the file: each transaction takes milliseconds."""
 POLL_S = 0.2
-"""Between two looks at whether another replica has written: SQLite wakes nobody."""
+"""Between two looks at what others may have written: SQLite wakes nobody."""
 TABLE = """
 CREATE TABLE IF NOT EXISTS entry (
     key TEXT PRIMARY KEY, value TEXT NOT NULL, lender TEXT, ends_at REAL, machine TEXT
@@ -86,7 +92,7 @@ CREATE TABLE IF NOT EXISTS entry (
 """Lent values end by the boot clock. All processes of a machine share it, and it runs while the machine sleeps. Values
 from before the machine's start have ended.
 """
-LIVES = "(lender IS NULL OR (ends_at > ? AND machine = ?))"
+LIVES = "(lender IS NULL OR (ends_at > boot_time() AND machine = machine_id()))"
 READ, LASTING = "READ", "FULL"
 """Special kinds of transactions: without a lock, and flushed to the disk."""
 LAST = chr(sys.maxunicode)
@@ -101,24 +107,20 @@ class FolderStore(Store):
         """The store in that folder, which the first use makes. Raises `FieldOutOfRange` for a network file system."""
         self._folder = Path(path).expanduser()
         self.shown = f"folder:{self._folder}"
-        self._connection: sqlite3.Connection | None = None
-        self._opened: os.stat_result | None = None
-        self._machine, self._lender = machine_id(), secrets.token_hex(8)
+        self._opened: tuple[sqlite3.Connection, os.stat_result] | None = None
+        """The file, and which one that was."""
+        self._lender = secrets.token_hex(8)
         # A commit waits for the disk and for other replicas: the event loop must not.
         self._thread = ThreadPoolExecutor(1, "djinn-cluster")
 
     async def read_all(self, prefix: str, after: str = "", most: int = 0) -> dict[str, str]:
         found = f"SELECT key, value FROM entry WHERE key > ? AND key >= ? AND key < ? AND {LIVES} ORDER BY key LIMIT ?"
-        values = (after, prefix, f"{prefix}{LAST}", boot_time(), self._machine, most or -1)
+        values = (after, prefix, f"{prefix}{LAST}", most or -1)
         return await self._do(lambda file: dict(file.execute(found, values)), READ)
-
-    async def write(self, key: str, value: str) -> None:
-        await self._do(lambda file: self._put(file, key, value), LASTING)
 
     async def swap(self, key: str, before: str | None, after: str | None) -> bool:
         def swapped(file: sqlite3.Connection) -> bool:
-            living = (key, boot_time(), self._machine)
-            found = file.execute(f"SELECT value FROM entry WHERE key = ? AND {LIVES}", living).fetchone()
+            found = file.execute(f"SELECT value FROM entry WHERE key = ? AND {LIVES}", (key,)).fetchone()
             is_same = (None if found is None else found[0]) == before
             if is_same and after is None:
                 file.execute("DELETE FROM entry WHERE key = ?", (key,))
@@ -130,10 +132,9 @@ class FolderStore(Store):
 
     async def lend(self, key: str, value: str, seconds: float) -> bool:
         def lent(file: sqlite3.Connection) -> bool:
-            now = boot_time()
             had = f"SELECT 1 FROM entry WHERE key = ? AND lender = ? AND {LIVES}"
-            is_on = file.execute(had, (key, self._lender, now, self._machine)).fetchone() is not None
-            self._put(file, key, value, self._lender, now + seconds, self._machine)
+            is_on = file.execute(had, (key, self._lender)).fetchone() is not None
+            self._put(file, key, value, self._lender, boot_time() + seconds, machine_id())
             return is_on
 
         return await self._do(lent)
@@ -143,19 +144,14 @@ class FolderStore(Store):
         await self._do(lambda file: file.execute("DELETE FROM entry WHERE key = ? AND lender = ?", mine))
 
     async def watch(self, prefix: str, within_s: float) -> AsyncGenerator[None, None]:
-        def version(file: sqlite3.Connection) -> tuple[int, int]:  # changes elsewhere in the file count too
-            return file.execute("PRAGMA data_version").fetchone()[0], file.total_changes
-
         while True:
-            seen, until = await self._do(version, READ), boot_time() + within_s
             yield
-            while boot_time() < until and await self._do(version, READ) == seen:  # noqa: ASYNC110 (see POLL_S)
-                await asyncio.sleep(POLL_S)
+            await asyncio.sleep(POLL_S)
 
     async def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await asyncio.get_running_loop().run_in_executor(self._thread, connection.close)
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await asyncio.get_running_loop().run_in_executor(self._thread, opened[0].close)
         self._thread.shutdown(wait=False)
 
     def _put(self, file: sqlite3.Connection, key: str, value: str, *lent: object) -> None:
@@ -183,27 +179,28 @@ class FolderStore(Store):
         system that several machines share: their clocks differ.
         """
         path = self._folder / FILE
-        if self._connection is not None and self._opened is not None:
+        if self._opened is not None:
+            file, seen = self._opened
             with suppress(FileNotFoundError):
-                if os.path.samestat(self._opened, path.stat()):
-                    return self._connection
-            self._connection.close()
-            self._connection = None
+                if os.path.samestat(seen, path.stat()):
+                    return file
+            self._opened = None
+            file.close()
         make_private_folder(self._folder)
         if is_over_network(self._folder):
-            raise FieldOutOfRange(
-                f"cluster: {self._folder} is on a file system of several machines: folder: is for the replicas of one. "
-                "Several machines need etcd",
-                param="cluster",
+            raise refusal(
+                f"{self._folder} is on a file system of several machines: folder: is for the replicas of one. Several "
+                "machines need etcd"
             )
         make_private(path)
-        self._opened = path.stat()
+        seen = path.stat()
         file = sqlite3.connect(path, BUSY_S, isolation_level=None, check_same_thread=False)
+        for function in (boot_time, machine_id):
+            file.create_function(function.__name__, 0, function)
         try:
-            file.execute("PRAGMA journal_mode = WAL")
-            file.execute(TABLE)
+            file.executescript(f"PRAGMA journal_mode = WAL; {TABLE}")
         except BaseException:
             file.close()
             raise
-        self._connection = file
+        self._opened = file, seen
         return file

@@ -10,7 +10,7 @@ from itertools import chain
 
 from app.cluster.claims import Load
 from app.cluster.fleet import Fleet
-from app.cluster.moves.departures import Departures
+from app.cluster.moves.departures import AT_ONCE, Departures
 from app.domain.errors import (
     DjinnError,
     EngineAway,
@@ -38,8 +38,6 @@ PATIENCE_S, AWAY_S = 0.2, 1.0
 """Seconds without an offer to a peer that refused one, which a move under way may fill, or that did not answer."""
 DISTURBED_S, MOST_DISTURBED = 0.5, 4
 """After how many seconds, and how often, a session is tried again that was in no state to move."""
-AT_ONCE = 4
-"""Sessions that are under way at the same time."""
 LOOK_S, ORDER_S, PROGRESS_S = 0.02, 1.0, 5.0
 """Between two looks at what can leave, two orderings of the sessions, and two lines in the log."""
 FAREWELL_S = 2.5
@@ -48,13 +46,29 @@ ALONE_S = 2.5
 """How long it waits for a peer that takes anything: servers that all end at once need not wait for each other."""
 
 
+BALANCE_S = 1.0
+"""Between two looks at the memory."""
+AT_A_LOOK = 2
+"""How many sessions go between two looks, one after the other."""
+FULL, EASED = 0.1, 0.2
+"""Free parts of memory: with less than the first in both tiers sessions go, until there is the second in one."""
+CLEARLY = 0.25
+"""How much larger the free share of a peer's host memory must be, so that moves do not make it the fuller one."""
+RESTS_S, STAYS_S, SHUNNED_S = 30.0, 600.0, 30.0
+"""A session stays if it may go on within the first, or has arrived within the second. A peer that has refused one gets
+no offer for the third.
+"""
+
+
 def _is_busy(session: Session) -> bool:
     is_used = session.under_way or session.requests or session.leaving
     return bool(is_used) or session.state is SessionState.CLOSED
 
 
 class Draining:
-    """Hands the sessions of a server that shuts down to its peers. Used on the event loop only."""
+    """Hands the sessions of a server that shuts down to its peers, and before that resting ones while memory is nearly
+    full. Used on the event loop only.
+    """
 
     def __init__(self, registry: SessionRegistry, departures: Departures, fleet: Fleet) -> None:
         self.is_over = False
@@ -75,6 +89,10 @@ class Draining:
         self._left = Counter[str]()
         self._order: list[Session] = []
         self._ordered_at = -ORDER_S
+        self._is_full = False
+        """Whether resting sessions should go: from `FULL` on, until `EASED`."""
+        self._passed_over: dict[str, float] = {}
+        """Until when a session that could not go, or a peer that has refused one, is left out of that."""
 
     async def run(self, within_s: float) -> None:
         """Hand over all sessions that can leave within that time, each when its turn is over. The others stay as they
@@ -127,8 +145,8 @@ class Draining:
         expected back first.
         """
         table, ready, not_before = self._registry.table, self._fleet.ready, self._not_before
-        peers = [each for each in ready if self._refusals[each.name] < MOST_REFUSALS]
-        peers = [each for each in peers if not_before.get(each.name, 0.0) <= now]
+        willing = [each for each in ready if self._refusals[each.name] < MOST_REFUSALS]
+        peers = [each for each in willing if not_before.get(each.name, 0.0) <= now]
         if not peers:
             return None
         if now - self._ordered_at >= ORDER_S:
@@ -187,37 +205,12 @@ class Draining:
         left = ", ".join(f"{count} to {peer}" for peer, count in sorted(self._left.items())) or "none"
         logger.info(text, left, len([each for each in self._registry.table if not each.ephemeral]))
 
+    # While memory is nearly full.
 
-BALANCE_S = 1.0
-"""Between two looks at the memory."""
-AT_A_LOOK = 2
-"""How many sessions go between two looks, one after the other."""
-FULL, EASED = 0.1, 0.2
-"""Free parts of memory: with less than the first in both tiers sessions go, until there is the second in one."""
-CLEARLY = 0.25
-"""How much larger the free share of a peer's host memory must be, so that moves do not make it the fuller one."""
-RESTS_S, STAYS_S, SHUNNED_S = 30.0, 600.0, 30.0
-"""A session stays if it may go on within the first, or has arrived within the second. A peer that has refused one gets
-no offer for the third.
-"""
-
-
-class Balance:
-    """Hands resting sessions of a server whose memory is nearly full to one with clearly more room. Used on the event
-    loop only.
-    """
-
-    def __init__(self, registry: SessionRegistry, departures: Departures, fleet: Fleet) -> None:
-        self._registry = registry
-        self._departures = departures
-        self._fleet = fleet
-        self._is_full = False
-        """Whether sessions should go: from `FULL` on, until `EASED`."""
-        self._not_before: dict[str, float] = {}
-        """When a session that could not go, or a peer that has refused one, may be tried again."""
-
-    async def run(self) -> None:
-        """Look until the server shuts down."""
+    async def balance(self) -> None:
+        """Hand resting sessions to a peer with clearly more room, whenever memory is nearly full. Ends when the server
+        shuts down.
+        """
         while not self._registry.table.draining:
             await asyncio.sleep(BALANCE_S)
             try:
@@ -234,27 +227,23 @@ class Balance:
         if not self._is_full:
             return
         clock, now = time.monotonic(), time.time()
-        self._not_before = {each: until for each, until in self._not_before.items() if until > clock}
+        self._passed_over = {each: until for each, until in self._passed_over.items() if until > clock}
         resting = [each for each in self._registry.table if self._rests(each, now)]
-        told = [
-            (each.seen.load.host_free, each.seen.load.kv_free, each.name)
-            for each in self._fleet.ready
-            if each.takes_sessions and each.name not in self._not_before
-        ]
-        host_free, _, peer = max(told, default=(0.0, 0.0, ""))  # sessions arrive in host memory
-        if host_free - own.host_free < CLEARLY:
+        peers = [each for each in self._fleet.ready if each.takes_sessions and each.name not in self._passed_over]
+        peer = max(peers, key=lambda each: each.seen.load.host_free, default=None)  # sessions arrive in host memory
+        if peer is None or peer.seen.load.host_free - own.host_free < CLEARLY:
             return
         # The one whose return is furthest away goes first.
         for session in sorted(resting, key=lambda each: returns_in_s(each, now), reverse=True)[:AT_A_LOOK]:
             if _is_busy(session):
                 continue
             try:
-                await self._departures.move(session, peer, MoveReason.BALANCE)
+                await self._departures.move(session, peer.name, MoveReason.BALANCE)
             except (PeerFull, PeerAway):
-                self._not_before[peer] = time.monotonic() + SHUNNED_S
+                self._passed_over[peer.name] = time.monotonic() + SHUNNED_S
             except DjinnError as error:
                 logger.info("a session stays, though memory is full: %s", error.message, extra={"session": session.id})
-                self._not_before[session.id] = time.monotonic() + STAYS_S
+                self._passed_over[session.id] = time.monotonic() + STAYS_S
 
     def _rests(self, session: Session, now: float) -> bool:
         """Whether it may go: it has nothing to do, has been here for long enough, and has not just been refused."""
@@ -263,4 +252,4 @@ class Balance:
         has_kv = session.kv.device_bytes + session.kv.host_bytes > 0
         is_away = session.phase is not Phase.READY and returns_in_s(session, now) >= RESTS_S
         has_settled = session.arrived_at is None or session.arrived_at + STAYS_S <= time.monotonic()
-        return is_still and is_free and has_kv and is_away and has_settled and session.id not in self._not_before
+        return is_still and is_free and has_kv and is_away and has_settled and session.id not in self._passed_over
