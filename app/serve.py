@@ -11,7 +11,7 @@ import select
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, aclosing, contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from app.domain.errors import EngineError, FieldOutOfRange
@@ -170,14 +170,12 @@ def _tell_of_the_gone(action: str, name: str, address: str | None) -> int:
     store = open_store(address)
 
     async def tell() -> None:
-        try:
+        async with aclosing(store):
             journal = await declare_dead(store, name, is_lost=action == FORGET)
             if action == FORGET:
                 print(f"{name} is forgotten: no server can start with its journal {journal} any more")
             else:
                 print(f"{name} may be started again, from a copy of its folder too")
-        finally:
-            await store.close()
 
     asyncio.run(tell())
     return 0

@@ -128,7 +128,7 @@ class EtcdStore(Store):
                 self._give_way(self._urls[0])
                 raise DirectoryAway(f"{self.shown} does not answer: {error!r}") from error
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         await self._client.aclose()
 
     async def _ask(self, path: str, body: Mapping[str, Any], *, with_login: bool = True) -> dict[str, Any]:

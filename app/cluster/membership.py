@@ -135,11 +135,8 @@ class Membership:
         place = f"{machine_id()} {file.st_dev}:{file.st_ino}" if machine_id() else ""
 
         async def claimed() -> None:
-            store = open_store(address)
-            try:
+            async with aclosing(open_store(address)) as store:
                 await claim(store, name, record, place, key)
-            finally:
-                await store.close()
 
         asyncio.run(claimed())
         journal.count_start()
@@ -154,7 +151,7 @@ class Membership:
         with suppress(DirectoryAway):
             if start is not None and not self.is_lost:
                 await self.note(start=start, ended=True, left=self._me.left)
-        await self._store.close()
+        await self._store.aclose()
 
     def say(self, *, ready: bool, left: bool, load: Load | None) -> None:
         """Announce this from now on. A load goes out once a second at most, the others at once."""
@@ -243,10 +240,10 @@ class Membership:
         while True:
             try:
                 await step()
-            except (DirectoryAway, TimeoutError) as error:
+            except DirectoryAway as error:
                 if not self.is_away:
                     self.is_away = True
-                    logger.warning("%s: known sessions go on, new names wait", error or "the cluster's store is silent")
+                    logger.warning("%s: known sessions go on, new names wait", error.message)
                     self._tell()
             except Exception:  # a store may hold anything, and the lease must be renewed all the same
                 logger.exception("the cluster's store gave what was not expected")

@@ -75,7 +75,7 @@ class Store(ABC):
         """Yields at once, whenever a key with that prefix may have changed, and at least every `within_s` seconds."""
 
     @abstractmethod
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Close connections."""
 
 
@@ -148,7 +148,7 @@ class FolderStore(Store):
             yield
             await asyncio.sleep(POLL_S)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         opened, self._opened = self._opened, None
         if opened is not None:
             await asyncio.get_running_loop().run_in_executor(self._thread, opened[0].close)

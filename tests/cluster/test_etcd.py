@@ -59,7 +59,7 @@ async def test_replicas_go_on_while_it_is_away(own: Etcd) -> None:
         b.say(ready=True, left=False, load=None)
         await until(lambda: a.members["b"].ready)
     for store in (one, two):
-        await store.close()
+        await store.aclose()
 
 
 async def test_a_user_with_a_password_over_tls(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ async def test_a_user_with_a_password_over_tls(tmp_path: Path) -> None:
             own.start()
             await until(lambda: not a.is_away)
             assert await a.swap("name", None, "a") == "a"
-        await store.close()
+        await store.aclose()
         for address, why in {
             f"etcds://djinn:no@{own.host}?ca={cert}": "authentication failed",
             f"etcds://{own.host}?ca={cert}": "user name is empty",
@@ -89,7 +89,7 @@ async def test_a_user_with_a_password_over_tls(tmp_path: Path) -> None:
             stranger = open_store(address)
             with pytest.raises(DirectoryAway, match=why):
                 await stranger.read("x")
-            await stranger.close()
+            await stranger.aclose()
 
 
 @pytest.mark.parametrize(

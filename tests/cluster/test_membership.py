@@ -43,7 +43,7 @@ async def another(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
     yield open_one
     for each in opened:
-        await each.close()
+        await each.aclose()
 
 
 def me(name: str, record: Record = FIRST) -> Member:

@@ -74,8 +74,7 @@ class Departures:
         self._registry = registry
         self._keeper = registry.keeper
         self._homes = registry.keeper.homes
-        self._here = fleet.here
-        self._peers = fleet
+        self._fleet = fleet
         self._calls = calls
         self._bindings = bindings
         self._membership = membership
@@ -87,7 +86,7 @@ class Departures:
         home = self._homes.of(session)
         if home is None or home.state is not HomeState.GONE or not (or_any or home.owner == owner):
             return
-        peer = self._peers.find(home.peer)
+        peer = self._fleet.find(home.peer)
         where = home.peer if peer is None else f"{home.peer} {peer.seen.url}"
         raise Moved(f"session {session} is on server {where}: ask there", home=where)
 
@@ -99,7 +98,7 @@ class Departures:
         the session is here as before. Raises `MoveUnsettled` if it may be here or there: then the other server is asked
         until it says which.
         """
-        if name == self._here:
+        if name == self._fleet.here:
             raise AlreadyThere(f"this is {name}, where session {session.id} is already")
         peer = self._peer(name)
         if reason is not MoveReason.DRAIN:
@@ -207,7 +206,7 @@ class Departures:
             raise TooLarge("the session's metadata, breakpoints, edits and paused turn are too large to move")
         return Offer(
             format=FORMAT,
-            source=self._here,
+            source=self._fleet.here,
             epoch=self._homes.epoch(session.id) + 1,
             model=model_of(self._registry.executor.engine.info),
             record=record_of(session),
@@ -257,11 +256,11 @@ class Departures:
 
     async def _settle(self, session: Session) -> None:
         """Ask until it is known who has the session."""
-        waits = chain(ASK_S, repeat(ASK_S[-1]))
-        while (home := self._homes.of(session.id)) is not None and home.state is HomeState.LEAVING:
-            if session.state is SessionState.CLOSED:
+        for wait in chain(ASK_S, repeat(ASK_S[-1])):
+            await asyncio.sleep(wait)
+            home = self._homes.of(session.id)
+            if home is None or home.state is not HomeState.LEAVING or session.state is SessionState.CLOSED:
                 return
-            await asyncio.sleep(next(waits))
             if home.peer_journal in self._membership.buried:
                 logger.warning("%s is dead: a session that was leaving stays", home.peer, extra=_about(session))
                 self._stay(session)
@@ -281,7 +280,7 @@ class Departures:
 
     def _peer(self, name: str) -> Replica:
         """The replica of that name. Raises `UnknownReplica`."""
-        peer = self._peers.find(name)
+        peer = self._fleet.find(name)
         if peer is None:
             raise UnknownReplica(f"replica: no server of the cluster is called {name[:40]!r}", param="replica")
         return peer
