@@ -16,7 +16,6 @@ from app.cluster.moves.arrivals import Arrivals
 from app.cluster.moves.bindings import Bindings
 from app.cluster.moves.departures import Departures
 from app.cluster.moves.draining import Draining
-from app.cluster.moves.talk import PeerCalls
 from app.cluster.owners import Owners
 from app.cluster.prefill import Prefill
 from app.domain.errors import DirectoryAway, DjinnError
@@ -56,11 +55,11 @@ class Cluster:
         self.fleet = Fleet(membership.name, lambda: membership.members)
         self.hops = Hops(self.fleet, key, membership.changed)
         self.owners = Owners(self.fleet, membership, self.hops, registry.table, bound, responses)
-        self._tasks, calls = Tasks(), PeerCalls(self.hops)
+        self._tasks = Tasks()
         self.arrivals = Arrivals(registry, directory, bindings, self._tasks)
-        self.departures = Departures(registry, self.fleet, calls, bindings, membership, self._tasks)
+        self.departures = Departures(registry, self.hops, bindings, membership, self._tasks)
         self.draining = Draining(registry, self.departures, self.fleet)
-        self.prefill = Prefill(registry, self.fleet, calls, settings)
+        self.prefill = Prefill(registry, self.hops, settings)
         self._balances = settings.balance
         self._registry = registry
         registry.table.require_home = self.departures.require_home

@@ -99,12 +99,9 @@ class Fleet:
 
     def __iter__(self) -> Iterator[Replica]:
         """In the order of their names, this one among them."""
-        return iter([each for _, each in sorted(self._by_name().items())])
-
-    def _by_name(self) -> dict[str, Replica]:
         for name in self._members().keys() - self._replicas.keys():
             self._replicas[name] = Replica(name, self._members)
-        return self._replicas
+        return iter(sorted(self._replicas.values(), key=lambda each: each.name))
 
     @property
     def others(self) -> list[Replica]:
@@ -124,7 +121,7 @@ class Fleet:
 
     def find(self, name: str | None) -> Replica | None:
         """The replica of that name, which may be away by now."""
-        return None if name is None else self._by_name().get(name)
+        return next((each for each in self if each.name == name), None)
 
     def reachable(self, name: str) -> Replica:
         """The replica of that name. Raises `ReplicaAway` if it does not answer."""

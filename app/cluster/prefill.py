@@ -15,8 +15,9 @@ from functools import partial
 
 import msgspec
 
-from app.cluster.fleet import Fleet, Replica
-from app.cluster.moves.talk import PREFIX, PeerCalls, Take, Way, give, model_of
+from app.cluster.fleet import Replica
+from app.cluster.hop import Hops
+from app.cluster.moves.talk import PREFIX, Take, Way, connect, give, model_of
 from app.domain.errors import DjinnError, PeerAway, PeerFull, PeerMismatch, WrongState
 from app.domain.homes import new_session_id
 from app.domain.tasks import Tasks
@@ -64,15 +65,15 @@ class PromptOffer(msgspec.Struct, frozen=True):
 class Prefill:
     """Asks for prompts, computes them, or does neither, depending on the server's role. Used on the event loop only."""
 
-    def __init__(self, registry: SessionRegistry, fleet: Fleet, calls: PeerCalls, settings: Settings) -> None:
+    def __init__(self, registry: SessionRegistry, hops: Hops, settings: Settings) -> None:
         self._registry = registry
         self._metrics = registry.metrics.prompts
-        self._fleet = fleet
+        self._hops = hops
+        self._fleet = hops.fleet
         self._role = settings.role
         self._least = settings.prefill_apart_tokens
         self._model = model_of(registry.executor.engine.info)
         self._block_size = settings.block_size
-        self._calls = calls
         self.tasks = Tasks()
         """Prompts of others that wait or are computed here, or own ones that others compute."""
         self.ways: Mapping[str, Way] = {PROMPT: (PromptOffer, self.offer)}
@@ -142,7 +143,7 @@ class Prefill:
         replica.placed += 1
         try:
             async with asyncio.timeout(OFFER_S):
-                connection, _ = await self._calls.connect(replica, PROMPT, msgspec.msgpack.encode(offer))
+                connection, _ = await connect(self._hops, replica, PROMPT, msgspec.msgpack.encode(offer))
         except (PeerAway, TimeoutError):
             replica.shun(SHUNNED_S)
             raise

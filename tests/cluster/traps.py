@@ -6,14 +6,14 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from app.cluster.moves import departures
 from app.cluster.moves.arrivals import Arrival, Arrivals
 from app.cluster.moves.departures import Departures
-from app.cluster.moves.talk import PeerCalls
 from app.gpu.kv.mover import KVMover
 from app.sessions.registry import SessionRegistry
 
-PLACES: dict[str, tuple[type[Any], str, bool]] = {
-    "a has offered": (PeerCalls, "connect", True),
+PLACES: dict[str, tuple[Any, str, bool]] = {
+    "a has offered": (departures, "connect", True),
     "a has sent, and written that it leaves": (Departures, "_commit", False),
     "a hears that it is taken": (Departures, "_follow", False),
     "a has let it go": (SessionRegistry, "depart", True),
@@ -24,7 +24,7 @@ PLACES: dict[str, tuple[type[Any], str, bool]] = {
     "b is about to write that it has it": (Arrival, "_keep", False),
     "b has written that it has it": (Arrival, "_keep", True),
 }
-"""The class and the method, and whether it dies after it, not before."""
+"""The class or module and the method, and whether it dies after it, not before."""
 
 
 def set_trap(place: str) -> None:

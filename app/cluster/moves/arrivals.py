@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from app.cluster.moves.bindings import Bindings, read
 from app.cluster.moves.talk import (
@@ -78,8 +77,6 @@ class Arrival:
 
     task: asyncio.Task[Answer]
     """All that becomes of it, once there is a connection."""
-    received: asyncio.Task[None]
-    """Ends when the engine has received the session, or has failed to."""
     decided: asyncio.Future[bool]
     """Whether it is to be taken or given up. Set when the old home says so, or says nothing."""
 
@@ -91,17 +88,14 @@ class Arrival:
         steering = Steering(self.snapshot.breakpoints, self.snapshot.interventions)
         self.session = session_of(offer.record, history, steering)
         self.session.uncounted, self.session.returns_at = offer.uncounted, offer.returns_at
-        self.responses = read(self.session, offer.binding)
+        self.responses = read(self.session, offer)
         self.word = secrets.token_hex(16)
         """Only the old home is told this, so nobody else can repeat its messages."""
         self._registry = registry
+        self.failure: DjinnError | None = None
+        """Why the engine has not received the session, and never will."""
         self._losses = 0
         """The executor's count of lost engines when the engine began to receive the session."""
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether it was not received, and never will be."""
-        return self.received.done() and (self.received.cancelled() or self.received.exception() is not None)
 
     @property
     def has_lost_engine(self) -> bool:
@@ -156,7 +150,7 @@ class Arrival:
         session, keeper = self.session, self._registry.keeper
         before = keeper.homes.of(session.id)
         home = keeper.homes.arrive(session.id, session.owner, self.offer.source, self.offer.epoch, session.bound_as)
-        keeper.note(session, home, [record for record, _ in self.responses], self.offer.binding.keyed)
+        keeper.note(session, home, [record for record, _ in self.responses], self.offer.keyed)
         try:
             await keeper.settled(session)
         except NotDurable as error:
@@ -200,18 +194,17 @@ class Arrivals:
             connection = take(f"{self._homes.seq} {arrival.word} {self._journal()}")
             place = undo.pop_all()
         self._coming[offer.record.id] = arrival
-        arrival.received = self._tasks.start(arrival.receive(connection))
-        arrival.task = self._tasks.start(self._arrive(arrival, place))
+        arrival.task = self._tasks.start(self._arrive(arrival, connection, place))
         arrival.task.add_done_callback(lambda _: self._coming.pop(offer.record.id))
 
     async def _note(self, offer: Offer, place: AsyncExitStack) -> Arrival:
         """Read and check an offer. Its session counts as open until `place` unwinds."""
         self._require_welcome(offer)
-        responses = [each.id for each in offer.binding.responses]
+        responses = [each.id for each in offer.responses]
         await self._registry.keeper.settled_id(offer.record.id, responses)  # what is left of it from before
         arrival = await asyncio.to_thread(Arrival, self._registry, offer)
         other = self._coming.get(offer.record.id)
-        if other is not None and other.has_failed:
+        if other is not None and other.failure is not None:
             await other.outcome(is_wanted=False)
         self._require_absent(offer)
         arrival.decided = asyncio.get_running_loop().create_future()
@@ -256,22 +249,25 @@ class Arrivals:
         if table.giving_way(offer.record.owner, 1):
             raise PeerFull("as many sessions are open as may be: others would have to close for good")
 
-    async def _arrive(self, arrival: Arrival, place: AsyncExitStack) -> Answer:
+    async def _arrive(self, arrival: Arrival, connection: socket.socket, place: AsyncExitStack) -> Answer:
         """All that becomes of the session, which has its `place` among those that may be open: returns whether it was
         taken, and why not. Raises `NotDurable` if that is not certain.
         """
-        session, received, decided = arrival.session, arrival.received, arrival.decided
-        either: tuple[asyncio.Future[Any], ...] = (received, decided)
+        session, decided = arrival.session, arrival.decided
         try:
             async with place:
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-                await asyncio.wait([decided], timeout=WAIT_S)
-                await received
+                try:
+                    await arrival.receive(connection)
+                except DjinnError as error:
+                    arrival.failure = error
+                await asyncio.wait([decided], timeout=WAIT_S)  # also for a failure: the old home asks why
+                if arrival.failure is not None:
+                    raise arrival.failure
                 if not (decided.done() and decided.result()):
                     raise GivenUp
                 await arrival.open()
         except Exception as error:
-            if not arrival.has_failed and session.state is not SessionState.CLOSED:
+            if arrival.failure is None and session.state is not SessionState.CLOSED:
                 self._registry.abandon(session)
             if isinstance(error, GivenUp):
                 return Answer()
@@ -282,7 +278,7 @@ class Arrivals:
             return Answer.refusing(_refusal(error))
         session.arrived_at = time.monotonic()
         # From now on clients find the session and its bindings here.
-        self._bindings.adopt(session, arrival.offer.binding, arrival.responses)
+        self._bindings.adopt(session, arrival.offer, arrival.responses)
         if arrival.has_lost_engine:
             await reopen_late(self._registry, session)
         if self._registry.executor.failure is None:  # from now on others of its tenant may share its KV

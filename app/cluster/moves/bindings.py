@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import msgspec
-
+from app.cluster.moves.talk import MAX_RESPONSE_BYTES, Offer
 from app.domain.errors import TooLarge
 from app.journal.records import KeyedRecord, ResponseRecord
 from app.openai.response_store import Journaled, ResponseStore, in_order, record_of
@@ -16,36 +15,19 @@ from app.sessions.named import BoundSessions
 from app.sessions.session import Session
 from app.sessions.tool_waits import ToolWaits, Waits
 
-MAX_RESPONSE_BYTES = 128 << 20
-"""Of a session's responses, as JSON."""
-
-
-class Binding(msgspec.Struct, frozen=True):
-    """What is sent of that. The name is in the session's record.
-
-    `responses` are as the journal has them. The session's last turn began at `prompt_tokens`. `keyed` is what requests
-    with an `Idempotency-Key` have done in it.
-    """
-
-    responses: list[ResponseRecord]
-    waits: Waits | None
-    prompt_tokens: int
-    keyed: list[KeyedRecord]
-
-
 Responses = list[tuple[ResponseRecord, Journaled]]
 """A session's responses, each after those before it in its conversation."""
 
 
-def read(session: Session, binding: Binding) -> Responses:
+def read(session: Session, offer: Offer) -> Responses:
     """Read and check what has been sent for a session that is not here yet. Raises `ValueError` for malformed
     responses, and for responses and keys of other sessions.
     """
-    sessions = {*(each.session for each in binding.keyed), *(each.session for each in binding.responses)}
-    if sessions - {session.id} or any(each.owner != session.owner for each in binding.keyed):
+    sessions = {*(each.session for each in offer.keyed), *(each.session for each in offer.responses)}
+    if sessions - {session.id} or any(each.owner != session.owner for each in offer.keyed):
         raise ValueError("a key or a response is of another session")
-    session.prompt_tokens = max(0, min(binding.prompt_tokens, len(session.history)))
-    return in_order(binding.responses)
+    session.prompt_tokens = max(0, min(offer.prompt_tokens, len(session.history)))
+    return in_order(offer.responses)
 
 
 class Bindings:
@@ -59,14 +41,13 @@ class Bindings:
         self.on_adopted: Callable[[Session], object] = lambda session: None
         """Called with each session that has arrived."""
 
-    async def export(self, session: Session) -> Binding:
+    async def export(self, session: Session) -> tuple[list[ResponseRecord], Waits | None, list[KeyedRecord]]:
         """What to send with a session that nobody uses. Raises `TooLarge`."""
         kept = self._responses.of_session(session)
         if sum(each.size for each in kept) > MAX_RESPONSE_BYTES:
             raise TooLarge(f"the session's responses have more than the {MAX_RESPONSE_BYTES} bytes that can move")
         records = await asyncio.to_thread(lambda: [record_of(each) for each in kept])
-        keyed = self._keyed.of_session(session.id)
-        return Binding(records, self._waits.export(session), session.prompt_tokens, keyed)
+        return records, self._waits.export(session), self._keyed.of_session(session.id)
 
     def let_go(self, session: Session) -> list[str]:
         """Drop all of a session that another server has now. Returns the ids of its responses."""
@@ -83,11 +64,11 @@ class Bindings:
         with self._bound.expecting(session), self._responses.expecting([record for record, _ in responses]):
             yield
 
-    def adopt(self, session: Session, binding: Binding, responses: Responses) -> None:
+    def adopt(self, session: Session, offer: Offer, responses: Responses) -> None:
         """Bind calls to a session that is here from now on."""
         self._bound.adopt(session)
         self._responses.adopt(session, responses)
-        self._keyed.adopt(binding.keyed)
-        if binding.waits is not None:
-            self._waits.adopt(session, binding.waits)
+        self._keyed.adopt(offer.keyed)
+        if offer.waits is not None:
+            self._waits.adopt(session, offer.waits)
         self.on_adopted(session)

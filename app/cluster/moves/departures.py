@@ -9,7 +9,8 @@ from itertools import chain, repeat
 
 from msgspec.structs import replace
 
-from app.cluster.fleet import Fleet, Replica
+from app.cluster.fleet import Replica
+from app.cluster.hop import Hops
 from app.cluster.membership import Membership
 from app.cluster.moves.bindings import Bindings
 from app.cluster.moves.talk import (
@@ -17,8 +18,9 @@ from app.cluster.moves.talk import (
     OFFER,
     Answer,
     Offer,
-    PeerCalls,
     Question,
+    ask,
+    connect,
     encode,
     give,
     model_of,
@@ -63,19 +65,13 @@ class Departures:
     """Used on the event loop only."""
 
     def __init__(
-        self,
-        registry: SessionRegistry,
-        fleet: Fleet,
-        calls: PeerCalls,
-        bindings: Bindings,
-        membership: Membership,
-        tasks: Tasks,
+        self, registry: SessionRegistry, hops: Hops, bindings: Bindings, membership: Membership, tasks: Tasks
     ) -> None:
         self._registry = registry
         self._keeper = registry.keeper
         self._homes = registry.keeper.homes
-        self._fleet = fleet
-        self._calls = calls
+        self._hops = hops
+        self._fleet = hops.fleet
         self._bindings = bindings
         self._membership = membership
         self._at_once = asyncio.Semaphore(AT_ONCE)
@@ -167,7 +163,7 @@ class Departures:
         at the commit. Returns the question that asks for that, too.
         """
         executor, offer = self._registry.executor, await self._offer(session)
-        connection, said = await self._calls.connect(peer, OFFER, encode(offer))
+        connection, said = await connect(self._hops, peer, OFFER, encode(offer))
         count, word, journal = said.split(" ")
         question = Question(session.id, offer.epoch, int(count), journal)
         try:
@@ -191,7 +187,7 @@ class Departures:
     async def _reason(self, peer: Replica, question: Question, error: DjinnError) -> DjinnError:
         """Why the session could not be sent. The other server, which gives it up as it is asked, may know it better."""
         try:
-            better = (await self._calls.ask(peer, question)).error
+            better = (await ask(self._hops, peer, question)).error
         except DjinnError as away:
             better = away
         if isinstance(error, NotDurable):
@@ -204,6 +200,7 @@ class Departures:
         about = await asyncio.to_thread(snapshot.to_json)
         if not await asyncio.to_thread(has_room, about.encode(), len(history)):
             raise TooLarge("the session's metadata, breakpoints, edits and paused turn are too large to move")
+        responses, waits, keyed = await self._bindings.export(session)
         return Offer(
             format=FORMAT,
             source=self._fleet.here,
@@ -216,7 +213,10 @@ class Departures:
             returns_at=session.returns_at,
             pause_expires_at=None if pause is None else pause.expires_at,
             label=about,
-            binding=await self._bindings.export(session),
+            responses=responses,
+            waits=waits,
+            prompt_tokens=session.prompt_tokens,
+            keyed=keyed,
             cached_tokens=0 if turn is None else turn.cached_tokens,
             tokens_recomputed=0 if turn is None else turn.tokens_recomputed,
         )
@@ -224,7 +224,7 @@ class Departures:
     async def _commit(self, session: Session, peer: Replica, question: Question) -> None:
         """Let the other server take the session. From here on only its word counts."""
         try:
-            answer = await self._calls.ask(peer, question)
+            answer = await ask(self._hops, peer, question)
         except Exception as error:
             logger.warning("%s has not said whether it has a session: it is asked", peer.name, extra=_about(session))
             self._tasks.start(self._settle(session))
@@ -267,7 +267,7 @@ class Departures:
                 return
             question = Question(session.id, home.epoch, home.peer_seq, home.peer_journal)
             try:
-                answer = await self._calls.ask(self._peer(home.peer), question)
+                answer = await ask(self._hops, self._peer(home.peer), question)
             except Exception as error:
                 text = "%s, whose journal is %s, did not say whether it has a session: %s"
                 logger.warning(text, home.peer, home.peer_journal, error, extra=_about(session))

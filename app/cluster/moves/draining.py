@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from itertools import chain
 
 from app.cluster.claims import Load
 from app.cluster.fleet import Fleet
@@ -82,7 +81,7 @@ class Draining:
         """How often a peer has refused a session; without a peer, how often the session was in no state to move."""
         self._not_before: dict[str, float] = {}
         """When a peer or a session may be tried again."""
-        self._wanted: dict[SessionId, None] = {}
+        self._wanted: set[SessionId] = set()
         """Those that requests wait for: they leave first."""
         self._stay: set[SessionId] = set()
         self._under_way: dict[asyncio.Task[None], Session] = {}
@@ -151,11 +150,9 @@ class Draining:
             return None
         if now - self._ordered_at >= ORDER_S:
             self._ordered_at, at = now, time.time()
-            self._order = sorted(table, key=lambda each: worth(each, at))
-        going = {each.id for each in self._under_way.values()}
-        wanted = [found for each in self._wanted if (found := table.find(each)) is not None]
-        for session in chain(wanted, self._order):
-            if _is_busy(session) or session.id in going or not self._can_leave(session):
+            self._order = sorted(table, key=lambda each: (each.id not in self._wanted, *worth(each, at)))
+        for session in self._order:
+            if _is_busy(session) or session in self._under_way.values() or not self._can_leave(session):
                 continue
             peer = next((each for each in peers if self._tries[session.id, each.name] < TRIES), None)
             if peer is not None and not_before.get(session.id, 0.0) <= now:
@@ -189,12 +186,12 @@ class Draining:
         else:
             self._refusals[peer] = 0
             self._left[peer] += 1
-            self._wanted.pop(session.id, None)
 
     def _evacuates(self, session: Session) -> bool:
         if not self._can_leave(session):
             return False
-        self._wanted[session.id] = None
+        self._wanted.add(session.id)
+        self._ordered_at = -ORDER_S  # at once
         return True
 
     def _can_leave(self, session: Session) -> bool:

@@ -23,14 +23,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.cluster.fleet import Replica
 from app.cluster.hop import Hops
 from app.cluster.key import DIGEST, SIGNATURE, is_answer, is_request, sign_answer, sign_request
-from app.cluster.moves.bindings import MAX_RESPONSE_BYTES, Binding
 from app.domain.errors import (
     DjinnError,
     EngineRestarting,
     MalformedRequest,
     Moving,
     NameTaken,
-    NotDurable,
     NotFound,
     PeerAway,
     PeerFull,
@@ -44,7 +42,8 @@ from app.domain.errors import (
 from app.domain.homes import Taken
 from app.domain.values import MAX_LABEL_BYTES, ModelInfo, SessionId
 from app.engine_process.executor import EngineExecutor
-from app.journal.records import SessionRecord
+from app.journal.records import KeyedRecord, ResponseRecord, SessionRecord
+from app.sessions.tool_waits import Waits
 from app.web.errors import error_response
 
 logger = logging.getLogger(__name__)
@@ -58,6 +57,8 @@ ANSWER_S = 30.0
 """The other server may have to wait for its disk."""
 UPGRADE = {"connection": "upgrade", "upgrade": "djinn-kv"}
 MAX_ANSWER_BYTES = MAX_STEP_BYTES = 1 << 16
+MAX_RESPONSE_BYTES = 128 << 20
+"""Of a session's responses, as JSON."""
 MAX_OFFER_BYTES = MAX_LABEL_BYTES + MAX_RESPONSE_BYTES + (256 << 20)
 """Enough for a label, responses, and a history of `MAX_TOKENS`."""
 
@@ -72,7 +73,9 @@ class Offer(msgspec.Struct, frozen=True):
     """A session that is to move from the server `source`, without its KV, which follows on the same connection.
 
     `history` has token ids as the journal has them, and `before` those before the turn that is paused (None: the
-    session is idle). `label` is the `SessionSnapshot`, as a file has it. The last two are of the paused turn's usage.
+    session is idle). `label` is the `SessionSnapshot`, as a file has it. `responses` are as the journal has them. The
+    last turn began at `prompt_tokens`. `keyed` is what requests with an `Idempotency-Key` have done in the session. The
+    last two are of the paused turn's usage.
     """
 
     format: int
@@ -86,7 +89,10 @@ class Offer(msgspec.Struct, frozen=True):
     returns_at: float | None
     pause_expires_at: float | None
     label: str
-    binding: Binding
+    responses: list[ResponseRecord]
+    waits: Waits | None
+    prompt_tokens: int
+    keyed: list[KeyedRecord]
     cached_tokens: int = 0
     tokens_recomputed: int = 0
 
@@ -131,59 +137,54 @@ REFUSALS: dict[str, type[DjinnError]] = {
 encode = msgspec.msgpack.encode
 
 
-class PeerCalls:
-    """Asks the other servers. Used on the event loop."""
+async def ask(hops: Hops, peer: Replica, question: Question) -> Answer:
+    """Whether the other server has the session. Raises `PeerAway` if nothing certain comes back, `PeerStranger`."""
+    path = COMMIT if question.word else SETTLE
+    status, said, _ = await _exchange(hops, peer, path, {}, encode(question))
+    if status != HTTPStatus.OK:
+        raise PeerAway(f"{peer.name} answers with status {status}")
+    return msgspec.msgpack.decode(said, type=Answer)
 
-    def __init__(self, hops: Hops) -> None:
-        self._hops = hops
 
-    async def ask(self, peer: Replica, question: Question) -> Answer:
-        """Whether the other server has the session. Raises `PeerAway` if nothing certain comes back, `PeerStranger`."""
-        path = COMMIT if question.word else SETTLE
-        status, said, _ = await self._exchange(peer, path, {}, encode(question))
-        if status != HTTPStatus.OK:
-            raise PeerAway(f"{peer.name} answers with status {status}")
-        return msgspec.msgpack.decode(said, type=Answer)
+async def connect(hops: Hops, peer: Replica, path: str, body: bytes) -> tuple[socket.socket, str]:
+    """Offer something that is to go from engine to engine. Returns the connection, which the other server hands to its
+    engine, and what that server says. Nothing arrives on it before something is sent. Raises the other server's
+    refusal, `PeerAway`, `PeerStranger`.
+    """
+    status, said, connection = await _exchange(hops, peer, path, UPGRADE, body)
+    if connection is None:
+        raise msgspec.msgpack.decode(said, type=Answer).error or PeerAway(f"{peer.name} answers with {status}")
+    return connection, said.decode()
 
-    async def connect(self, peer: Replica, path: str, body: bytes) -> tuple[socket.socket, str]:
-        """Offer something that is to go from engine to engine. Returns the connection, which the other server hands to
-        its engine, and what that server says. Nothing arrives on it before something is sent. Raises the other server's
-        refusal, `PeerAway`, `PeerStranger`.
-        """
-        status, said, connection = await self._exchange(peer, path, UPGRADE, body)
-        if connection is None:
-            raise msgspec.msgpack.decode(said, type=Answer).error or PeerAway(f"{peer.name} answers with {status}")
-        return connection, said.decode()
 
-    async def _exchange(
-        self, peer: Replica, path: str, more: dict[str, str], body: bytes
-    ) -> tuple[int, bytes, socket.socket | None]:
-        """The answer's status and content, and for a 101 the connection: its content is in a header."""
-        key, where, connection = self._hops.key, f"{peer.name} at {peer.seen.url}", None
-        signed = sign_request(key, peer.name, path, body)
-        fields = {"content-length": str(len(body)), **signed, **more}
-        headers = [(name.encode(), value.encode()) for name, value in fields.items()]
-        asked = self._hops.asking(peer, b"POST", path.encode(), headers, body)
-        try:
-            async with asyncio.timeout(ANSWER_S), asked as answer:
-                status, found = answer.status, dict(answer.headers)
-                if status == HTTPStatus.SWITCHING_PROTOCOLS:
-                    assert answer.hand_over is not None  # of another server
-                    said, connection = found.get(b"djinn-seq", b""), answer.hand_over()
-                else:
-                    said = await answer.read(MAX_ANSWER_BYTES)
-        except (TimeoutError, ReplicaAway, ReplicaLost) as error:
-            raise PeerAway(f"{where} does not answer: {str(error) or 'it takes too long'}") from error
-        signature = found.get(SIGNATURE.encode(), b"").decode("latin-1")
-        if is_answer(key, signed, status, said, signature):
-            return status, said, connection
-        if connection is not None:
-            connection.close()
-        if not signature and status >= HTTPStatus.INTERNAL_SERVER_ERROR:  # it may have the key, and be full
-            raise PeerAway(f"{where} answers with status {status}")
-        raise PeerStranger(
-            f"{where} lacks the key of this cluster, or has another name: its answer with status {status} is not signed"
-        )
+async def _exchange(
+    hops: Hops, peer: Replica, path: str, more: dict[str, str], body: bytes
+) -> tuple[int, bytes, socket.socket | None]:
+    """The answer's status and content, and for a 101 the connection: its content is in a header."""
+    where, connection, signed = f"{peer.name} at {peer.seen.url}", None, sign_request(hops.key, peer.name, path, body)
+    fields = {"content-length": str(len(body)), **signed, **more}
+    headers = [(name.encode(), value.encode()) for name, value in fields.items()]
+    asked = hops.asking(peer, b"POST", path.encode(), headers, body)
+    try:
+        async with asyncio.timeout(ANSWER_S), asked as answer:
+            status, found = answer.status, dict(answer.headers)
+            if status == HTTPStatus.SWITCHING_PROTOCOLS:
+                assert answer.hand_over is not None  # of another server
+                said, connection = found.get(b"djinn-seq", b""), answer.hand_over()
+            else:
+                said = await answer.read(MAX_ANSWER_BYTES)
+    except (TimeoutError, ReplicaAway, ReplicaLost) as error:
+        raise PeerAway(f"{where} does not answer: {str(error) or 'it takes too long'}") from error
+    signature = found.get(SIGNATURE.encode(), b"").decode("latin-1")
+    if is_answer(hops.key, signed, status, said, signature):
+        return status, said, connection
+    if connection is not None:
+        connection.close()
+    if not signature and status >= HTTPStatus.INTERNAL_SERVER_ERROR:  # it may have the key, and be full
+        raise PeerAway(f"{where} answers with status {status}")
+    raise PeerStranger(
+        f"{where} lacks the key of this cluster, or has another name: its answer with status {status} is not signed"
+    )
 
 
 def give(executor: EngineExecutor, connection: socket.socket) -> int:
@@ -191,11 +192,10 @@ def give(executor: EngineExecutor, connection: socket.socket) -> int:
     try:
         executor.check()
         return executor.engine.give(connection)
-    except OSError as error:  # it is about to be known that the engine has died
+    except BaseException as error:
         connection.close()
-        raise EngineRestarting(f"a connection could not be handed to it: {error}") from error
-    except BaseException:
-        connection.close()
+        if isinstance(error, OSError):  # it is about to be known that the engine has died
+            raise EngineRestarting(f"a connection could not be handed to it: {error}") from error
         raise
 
 
@@ -242,12 +242,10 @@ class ClusterDoors:
             logger.warning("a connection of another server was lost: %s", error)
             return None
         except msgspec.MsgspecError as error:
-            answer = Answer.refusing(PeerMismatch(f"the other server speaks another version: {error}"))
-            status = HTTPStatus.CONFLICT
+            mismatch = PeerMismatch(f"the other server speaks another version: {error}")
+            answer, status = Answer.refusing(mismatch), HTTPStatus.CONFLICT
         except DjinnError as error:
-            answer = Answer.refusing(error)
-            is_open = isinstance(error, NotDurable)
-            status = HTTPStatus.SERVICE_UNAVAILABLE if is_open else HTTPStatus.CONFLICT
+            answer, status = Answer.refusing(error), HTTPStatus.CONFLICT
         if answer is None:  # for the logs: it goes nowhere
             await send({"type": "http.response.start", "status": HTTPStatus.SWITCHING_PROTOCOLS, "headers": []})
             return None
