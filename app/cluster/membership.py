@@ -264,8 +264,7 @@ class Membership:
         if not self.is_lost:
             self._sure_at = began
         with suppress(TimeoutError):
-            async with asyncio.timeout(SAY_S):
-                await self._news.wait()
+            await asyncio.wait_for(self._news.wait(), SAY_S)
 
     async def _follow(self) -> None:
         """Read the roster whenever anything in it changes."""
@@ -287,8 +286,7 @@ class Membership:
                 if _place(text)[1] < last:
                     await self._store.swap(key, text, None)
         with suppress(TimeoutError):
-            async with asyncio.timeout(DAY_S):
-                await self._lacks_places.wait()
+            await asyncio.wait_for(self._lacks_places.wait(), DAY_S)
 
     async def _look(self) -> None:
         roster = await Roster.read(self._store)

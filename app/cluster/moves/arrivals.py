@@ -34,7 +34,6 @@ from app.domain.errors import (
     EngineRestarting,
     JournalUnavailable,
     Moving,
-    NameTaken,
     NotDurable,
     PeerFull,
     PeerMismatch,
@@ -57,15 +56,6 @@ AT_ONCE = 8
 """How many sessions may be on their way here."""
 WAIT_S = 60.0
 """How long a session that has come is kept for an old home that says nothing."""
-
-
-def _refusal(error: Exception) -> DjinnError:
-    """What the old home is told: that the session cannot come now, or that it cannot come at all."""
-    if isinstance(error, PeerMismatch | NameTaken | Moving):
-        return error
-    if isinstance(error, DjinnError) and (error.status in (429, 503) or isinstance(error, NotDurable)):
-        return PeerFull(error.message)
-    return PeerMismatch(f"the session cannot be opened here: {error}")  # the other server may be of any version
 
 
 class GivenUp(Exception):
@@ -167,7 +157,8 @@ class Arrivals:
         """`directory` is that of the tenants."""
         self._registry = registry
         self._bindings = bindings
-        self._homes = registry.keeper.homes
+        self._homes, identity = registry.keeper.homes, registry.keeper.identity
+        self._journal = "" if identity is None else identity.uuid
         self._directory = directory
         self._coming: dict[SessionId, Arrival] = {}
         self._tasks = tasks
@@ -178,20 +169,13 @@ class Arrivals:
         }
         """What other servers may ask, by path."""
 
-    def _journal(self) -> str:
-        identity = self._registry.keeper.identity
-        return "" if identity is None else identity.uuid
-
     async def offer(self, offer: Offer, take: Take) -> None:
         """Have the engine receive a session. The old home is told this server's count of moves, the word for this one,
-        and the journal's UUID. Raises `PeerFull`, `PeerMismatch`, `NameTaken`, `Moving`, `OSError`.
+        and the journal's UUID. Raises `DjinnError`, `ValueError` and `OSError`.
         """
         async with AsyncExitStack() as undo:
-            try:
-                arrival = await self._note(offer, undo)
-            except Exception as error:
-                raise _refusal(error) from error
-            connection = take(f"{self._homes.seq} {arrival.word} {self._journal()}")
+            arrival = await self._note(offer, undo)
+            connection = take(f"{self._homes.seq} {arrival.word} {self._journal}")
             place = undo.pop_all()
         self._coming[offer.record.id] = arrival
         arrival.task = self._tasks.start(self._arrive(arrival, connection, place))
@@ -275,7 +259,7 @@ class Arrivals:
                 raise
             if not isinstance(error, DjinnError):
                 logger.exception("a session could not be opened")
-            return Answer.refusing(_refusal(error))
+            return Answer.refusing(error)
         session.arrived_at = time.monotonic()
         # From now on clients find the session and its bindings here.
         self._bindings.adopt(session, arrival.offer, arrival.responses)
@@ -291,7 +275,7 @@ class Arrivals:
         """Whether the session has been taken with that move; with its word it is taken now, as the old home lets it go.
         If not, it never will be, and the answer may say why. Raises `NotDurable` if that is not certain.
         """
-        if question.journal not in ("", self._journal()):
+        if question.journal not in ("", self._journal):
             return Answer(taken=Taken.FORGOTTEN)
         answer, arrival = Answer(), self._coming.get(question.session)
         if arrival is not None and arrival.offer.epoch <= question.epoch:

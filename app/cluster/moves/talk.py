@@ -29,6 +29,7 @@ from app.domain.errors import (
     MalformedRequest,
     Moving,
     NameTaken,
+    NotDurable,
     NotFound,
     PeerAway,
     PeerFull,
@@ -120,8 +121,13 @@ class Answer(msgspec.Struct, frozen=True):
     message: str = ""
 
     @classmethod
-    def refusing(cls, error: DjinnError) -> Answer:
-        """An answer with the code and the message of that error."""
+    def refusing(cls, error: Exception) -> Answer:
+        """An answer that says why something cannot come now, or cannot come at all."""
+        if not isinstance(error, PeerMismatch | NameTaken | Moving):
+            can_wait = isinstance(error, NotDurable) or (isinstance(error, DjinnError) and error.status in (429, 503))
+            is_foreign = isinstance(error, msgspec.MsgspecError)
+            why = "the other server speaks another version" if is_foreign else "it cannot be opened here"
+            error = PeerFull(str(error)) if can_wait else PeerMismatch(f"{why}: {error}")
         return cls(code=error.code, message=error.message)
 
     @property
@@ -130,9 +136,7 @@ class Answer(msgspec.Struct, frozen=True):
         return None if self.code is None else REFUSALS.get(self.code, PeerMismatch)(self.message)
 
 
-REFUSALS: dict[str, type[DjinnError]] = {
-    each.code: each for each in (PeerFull, PeerMismatch, PeerStranger, NameTaken, Moving)
-}
+REFUSALS: dict[str, type[DjinnError]] = {each.code: each for each in (PeerFull, PeerMismatch, NameTaken, Moving)}
 """The errors with which another server refuses a session."""
 encode = msgspec.msgpack.encode
 
@@ -202,8 +206,8 @@ def give(executor: EngineExecutor, connection: socket.socket) -> int:
 Take = Callable[[str], socket.socket]
 """Tells the other server something, and returns the connection for an engine. Raises `OSError` if it has been lost."""
 Way = tuple[type[Any], Callable[[Any, Take], Awaitable[Answer | None]]]
-"""What comes to a path, and what answers it, or raises a `DjinnError` to refuse it. All but the steps of a move are
-offers: they are refused, or take the connection.
+"""What comes to a path, and what answers it, or raises an error to refuse it. All but the steps of a move are offers:
+they are refused, or take the connection.
 """
 
 
@@ -241,10 +245,9 @@ class ClusterDoors:
         except OSError as error:
             logger.warning("a connection of another server was lost: %s", error)
             return None
-        except msgspec.MsgspecError as error:
-            mismatch = PeerMismatch(f"the other server speaks another version: {error}")
-            answer, status = Answer.refusing(mismatch), HTTPStatus.CONFLICT
-        except DjinnError as error:
+        except Exception as error:  # the other server may be of any version
+            if not isinstance(error, DjinnError):
+                logger.warning("another server is refused: %s", error)
             answer, status = Answer.refusing(error), HTTPStatus.CONFLICT
         if answer is None:  # for the logs: it goes nowhere
             await send({"type": "http.response.start", "status": HTTPStatus.SWITCHING_PROTOCOLS, "headers": []})
