@@ -28,7 +28,6 @@ from app.cluster.cluster import Cluster
 from app.cluster.forward import Forwarding
 from app.cluster.key import ClusterKey
 from app.cluster.membership import Membership
-from app.cluster.moves.bindings import Bindings
 from app.cluster.moves.talk import ClusterDoors
 from app.domain.errors import DjinnError, FieldOutOfRange
 from app.domain.values import NEUTRAL, KVPolicy, SamplingDefaults
@@ -389,10 +388,9 @@ def create_app(
     bound_sessions = BoundSessions(registry, restored)
     tool_support = ToolSupport(tokens, settings.chat_format, _secret(settings), keeps_states=info.state_bytes > 0)
     tool_support.check_format()
-    bindings = Bindings(bound_sessions, responses, registry.tool_waits, keeper.keyed)
     cluster = None
     if joined is not None:
-        cluster = Cluster(registry, tenancy.directory, *joined, bindings, bound_sessions, responses, settings)
+        cluster = Cluster(registry, tenancy.directory, *joined, bound_sessions, responses, settings)
     kv_dir = settings.engine().kv_dir
     folders = [each.expanduser() for each in (settings.state_dir, kv_dir) if each is not None]
     around = Surroundings(

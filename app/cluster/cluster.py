@@ -13,7 +13,6 @@ from app.cluster.hop import Hops
 from app.cluster.key import ClusterKey
 from app.cluster.membership import Membership, name_key, session_key
 from app.cluster.moves.arrivals import Arrivals
-from app.cluster.moves.bindings import Bindings
 from app.cluster.moves.departures import Departures
 from app.cluster.moves.draining import Draining
 from app.cluster.owners import Owners
@@ -45,7 +44,6 @@ class Cluster:
         directory: Directory,
         membership: Membership,
         key: ClusterKey,
-        bindings: Bindings,
         bound: BoundSessions,
         responses: ResponseStore,
         settings: Settings,
@@ -56,14 +54,14 @@ class Cluster:
         self.hops = Hops(self.fleet, key, membership.changed)
         self.owners = Owners(self.fleet, membership, self.hops, registry.table, bound, responses)
         self._tasks = Tasks()
-        self.arrivals = Arrivals(registry, directory, bindings, self._tasks)
-        self.departures = Departures(registry, self.hops, bindings, membership, self._tasks)
+        self.arrivals = Arrivals(registry, directory, bound, responses, self._tasks)
+        self.departures = Departures(registry, self.hops, responses, membership, self._tasks)
         self.draining = Draining(registry, self.departures, self.fleet)
         self.prefill = Prefill(registry, self.hops, settings)
         self._balances = settings.balance
         self._registry = registry
         registry.table.require_home = self.departures.require_home
-        bindings.on_adopted = lambda session: self._tasks.start(self._has_come(session))
+        self.arrivals.on_taken = lambda session: self._tasks.start(self._has_come(session))
         membership.held = self._held
         for state in State:
             registry.metrics.cluster_replicas.labels(state.value).set_function(partial(self._count, state))

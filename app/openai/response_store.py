@@ -132,10 +132,10 @@ class ResponseStore:
         for record, kept in responses:
             self._take_in(session, kept, len(record.body))
 
-    def let_go(self, session: Session) -> None:
-        """Have no responses of a session that another server has, and so has them."""
-        for conversation in [each for each in self._conversations.values() if each.session is session]:
-            self._remove(conversation)
+    def let_go(self, session: Session) -> list[str]:
+        """Have no responses of a session that another server has, and so has them. Returns their ids."""
+        gone = [each for each in self._conversations.values() if each.session is session]
+        return [response.answer.id for each in gone for response in self._remove(each)]
 
     def _take_in(self, session: Session, kept: Journaled, size: int) -> None:
         conversation = self._conversations.get(kept.conversation)

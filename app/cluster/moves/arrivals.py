@@ -10,12 +10,11 @@ import secrets
 import socket
 import time
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
 
-from app.cluster.moves.bindings import Bindings, read
 from app.cluster.moves.talk import (
     COMMIT,
     FORMAT,
@@ -45,9 +44,12 @@ from app.domain.values import Phase, Residency, SessionId, SessionState
 from app.exports.checks import read_snapshot
 from app.journal.records import Steering
 from app.messages import PublishKV, ReceiveKV, SetPhase
+from app.openai.response_store import ResponseStore, in_order
 from app.sessions.keeper import session_of
 from app.sessions.lifecycle import reopen_late
+from app.sessions.named import BoundSessions
 from app.sessions.registry import SessionRegistry
+from app.sessions.session import Session
 from app.tenants.tenant import Directory
 
 logger = logging.getLogger(__name__)
@@ -78,7 +80,11 @@ class Arrival:
         steering = Steering(self.snapshot.breakpoints, self.snapshot.interventions)
         self.session = session_of(offer.record, history, steering)
         self.session.uncounted, self.session.returns_at = offer.uncounted, offer.returns_at
-        self.responses = read(self.session, offer)
+        self.session.prompt_tokens = max(0, min(offer.prompt_tokens, len(history)))
+        sessions = {*(each.session for each in offer.keyed), *(each.session for each in offer.responses)}
+        if sessions - {self.session.id} or any(each.owner != self.session.owner for each in offer.keyed):
+            raise ValueError("a key or a response is of another session")
+        self.responses = in_order(offer.responses)
         self.word = secrets.token_hex(16)
         """Only the old home is told this, so nobody else can repeat its messages."""
         self._registry = registry
@@ -153,10 +159,20 @@ class Arrival:
 class Arrivals:
     """Used on the event loop only."""
 
-    def __init__(self, registry: SessionRegistry, directory: Directory, bindings: Bindings, tasks: Tasks) -> None:
+    def __init__(
+        self,
+        registry: SessionRegistry,
+        directory: Directory,
+        bound: BoundSessions,
+        responses: ResponseStore,
+        tasks: Tasks,
+    ) -> None:
         """`directory` is that of the tenants."""
+        self.on_taken: Callable[[Session], object] = lambda session: None
+        """Called with each session that has arrived."""
         self._registry = registry
-        self._bindings = bindings
+        self._bound = bound
+        self._responses = responses
         self._homes, identity = registry.keeper.homes, registry.keeper.identity
         self._journal = "" if identity is None else identity.uuid
         self._directory = directory
@@ -192,7 +208,8 @@ class Arrivals:
             await other.outcome(is_wanted=False)
         self._require_absent(offer)
         arrival.decided = asyncio.get_running_loop().create_future()
-        place.enter_context(self._bindings.expecting(arrival.session, arrival.responses))
+        place.enter_context(self._bound.expecting(arrival.session))
+        place.enter_context(self._responses.expecting(offer.responses))
         await place.enter_async_context(self._registry.opening(arrival.session))
         return arrival
 
@@ -261,8 +278,13 @@ class Arrivals:
                 logger.exception("a session could not be opened")
             return Answer.refusing(error)
         session.arrived_at = time.monotonic()
-        # From now on clients find the session and its bindings here.
-        self._bindings.adopt(session, arrival.offer, arrival.responses)
+        # From now on clients find the session here, and all that is bound to it.
+        self._bound.adopt(session)
+        self._responses.adopt(session, arrival.responses)
+        self._registry.keeper.keyed.adopt(arrival.offer.keyed)
+        if arrival.offer.waits is not None:
+            self._registry.tool_waits.adopt(session, arrival.offer.waits)
+        self.on_taken(session)
         if arrival.has_lost_engine:
             await reopen_late(self._registry, session)
         if self._registry.executor.failure is None:  # from now on others of its tenant may share its KV

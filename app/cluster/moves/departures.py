@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from app.cluster.fleet import Replica
 from app.cluster.hop import Hops
 from app.cluster.membership import Membership
-from app.cluster.moves.bindings import Bindings
 from app.cluster.moves.talk import (
     FORMAT,
+    MAX_RESPONSE_BYTES,
     OFFER,
     Answer,
     Offer,
@@ -44,6 +44,8 @@ from app.domain.tasks import Tasks
 from app.domain.values import SessionId, SessionState
 from app.exports.snapshot import has_room, take_snapshot
 from app.messages import SendKV, SentKV
+from app.openai.response_store import ResponseStore
+from app.openai.response_store import record_of as response_record
 from app.sessions.keeper import record_of
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
@@ -65,14 +67,14 @@ class Departures:
     """Used on the event loop only."""
 
     def __init__(
-        self, registry: SessionRegistry, hops: Hops, bindings: Bindings, membership: Membership, tasks: Tasks
+        self, registry: SessionRegistry, hops: Hops, responses: ResponseStore, membership: Membership, tasks: Tasks
     ) -> None:
         self._registry = registry
         self._keeper = registry.keeper
         self._homes = registry.keeper.homes
         self._hops = hops
         self._fleet = hops.fleet
-        self._bindings = bindings
+        self._responses = responses
         self._membership = membership
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._tasks = tasks
@@ -200,7 +202,9 @@ class Departures:
         about = await asyncio.to_thread(snapshot.to_json)
         if not await asyncio.to_thread(has_room, about.encode(), len(history)):
             raise TooLarge("the session's metadata, breakpoints, edits and paused turn are too large to move")
-        responses, waits, keyed = await self._bindings.export(session)
+        responses = self._responses.of_session(session)
+        if sum(each.size for each in responses) > MAX_RESPONSE_BYTES:
+            raise TooLarge(f"the session's responses have more than the {MAX_RESPONSE_BYTES} bytes that can move")
         return Offer(
             format=FORMAT,
             source=self._fleet.here,
@@ -213,10 +217,10 @@ class Departures:
             returns_at=session.returns_at,
             pause_expires_at=None if pause is None else pause.expires_at,
             label=about,
-            responses=responses,
-            waits=waits,
+            responses=await asyncio.to_thread(lambda: [response_record(each) for each in responses]),
+            waits=self._registry.tool_waits.export(session),
             prompt_tokens=session.prompt_tokens,
-            keyed=keyed,
+            keyed=self._keeper.keyed.of_session(session.id),
             cached_tokens=0 if turn is None else turn.cached_tokens,
             tokens_recomputed=0 if turn is None else turn.tokens_recomputed,
         )
@@ -240,7 +244,7 @@ class Departures:
         """Let the session go, or keep it."""
         if answer.taken is Taken.YES:
             if session.state is not SessionState.CLOSED:
-                gone = self._bindings.let_go(session)
+                gone = self._responses.let_go(session)
                 self._registry.depart(session, self._homes.go(session.id, gone), gone)
         else:
             self._stay(session)

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 
 from app.cluster.claims import Load
-from app.cluster.fleet import Fleet
+from app.cluster.fleet import Fleet, Replica
 from app.cluster.moves.departures import AT_ONCE, Departures
 from app.domain.errors import (
     DjinnError,
@@ -139,7 +139,7 @@ class Draining:
         if self._under_way:  # each ends by itself: what cannot be sent in time fails, and stays
             await asyncio.wait(self._under_way, timeout=max(0.0, deadline - time.monotonic()))
 
-    def _next(self, now: float) -> tuple[Session, str] | None:
+    def _next(self, now: float) -> tuple[Session, Replica] | None:
         """The session that leaves next, and its peer. Sessions that requests wait for go first, then those that are
         expected back first.
         """
@@ -157,20 +157,20 @@ class Draining:
             peer = next((each for each in peers if self._tries[session.id, each.name] < TRIES), None)
             if peer is not None and not_before.get(session.id, 0.0) <= now:
                 peer.placed += 1
-                return session, peer.name
+                return session, peer
             if all(self._tries[session.id, each.name] >= TRIES for each in ready):
                 self._stay.add(session.id)
         return None
 
-    async def _give(self, session: Session, peer: str) -> None:
-        about = {"session": session.id}
+    async def _give(self, session: Session, replica: Replica) -> None:
+        peer, about = replica.name, {"session": session.id}
         try:
             await self._departures.move(session, peer, MoveReason.DRAIN)
         except (PeerFull, PeerAway, MoveUnsettled) as error:
             self._tries[session.id, peer] += 1
             self._refusals[peer] += 1
             self._not_before[peer] = time.monotonic() + PATIENCE_S
-            if not isinstance(error, PeerFull) and (replica := self._fleet.find(peer)) is not None:
+            if not isinstance(error, PeerFull):
                 replica.shun(AWAY_S)
         except (PeerMismatch, PeerStranger, NameTaken) as error:
             logger.warning("drain: a session cannot go to %s: %s", peer, error.message, extra=about)
