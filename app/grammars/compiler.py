@@ -28,7 +28,7 @@ from app.domain.errors import Busy, FieldOutOfRange, RefusedGrammar
 from app.domain.values import Grammar, GrammarKind
 from app.grammars import trial
 from app.grammars.matcher import Matcher, error_of, plain
-from app.grammars.schemas import ENDLESS, is_endless, path_of
+from app.grammars.schemas import ENDLESS, endless_reference, path_of
 from app.machine.memory import give_back_freed
 from app.model_store.resolve import ResolvedModel
 from app.model_store.tokenizer import eos_token_ids, load_tokenizer
@@ -291,7 +291,7 @@ class Grammars:
 
     def _place(self, grammar: Grammar, words: str, until: float) -> str:
         """Where in a schema that is refused with `words` the value is that it is refused for; empty: unknown."""
-        if grammar.kind is not GrammarKind.JSON_SCHEMA or words in (TOO_SLOW, TOO_LARGE):
+        if grammar.kind is not GrammarKind.JSON_SCHEMA or words.endswith((TOO_SLOW, TOO_LARGE, ENDLESS)):
             return ""
 
         def is_refused(schema: object) -> bool:
@@ -310,8 +310,8 @@ class Grammars:
         every = grammar, *(part for _, part in grammar.parts)
         schemas = [each.text for each in every if each.kind is GrammarKind.JSON_SCHEMA and "$ref" in each.text]
         try:
-            if any(is_endless(json.loads(each)) for each in schemas):
-                return ENDLESS
+            for path in filter(None, map(endless_reference, map(json.loads, schemas))):
+                return f"at {path}: {ENDLESS}"
             wrong = self._trials.error(self._source(grammar), self._arguments)
         except ValueError as error:
             return str(error)

@@ -1,41 +1,95 @@
 """What is wrong in a JSON schema, where the compiler of grammars does not say it: endless references, and the place."""
 
 from bisect import bisect_left
-from collections.abc import Callable
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
-ENDLESS = "a $ref refers to itself, directly or through others: no value can match it"
+ENDLESS = "a $ref refers to itself, directly or through what each of its values must have: no value can match it"
 NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 """Keywords whose values have schemas by names."""
 VALUES = frozenset({"const", "default", "enum", "examples"})
 """Keywords whose values are data, in which there are no keywords."""
+Found = TypeVar("Found", list[Any], dict[str, Any], int)
 
 
-def is_endless(schema: object) -> bool:
-    """Whether a `$ref` leads to itself through others alone. llguidance finds that in the middle of an answer."""
-    left, seen = [schema], set[int]()
+def endless_reference(schema: object) -> str | None:
+    """The dotted path to a `$ref` that refers to itself, so that no finite value matches it; None: there is none.
+    llguidance finds that in the middle of an answer, or never.
+
+    A schema is finite once each of its `_needs` has a choice that is finite: this is the least fixed point.
+    """
+    needs = dict[int, dict[str, list[Any]]]()
+    needed_by = defaultdict[int, list[tuple[int, str]]](list)
+    names = dict[int, tuple[int, str]]()
+    left: list[Any] = [schema]
     while left:
-        node: Any = left.pop()
-        for key, value in node.items() if isinstance(node, dict) else ():
-            if key not in VALUES:
-                left.extend(value.values() if key in NAMED and isinstance(value, dict) else [value])
-        left.extend(node if isinstance(node, list) else ())
-        chain = set[int]()
-        while isinstance(node, dict) and id(node) not in seen:
-            seen.add(id(node))
-            chain.add(id(node))
-            node = _required(schema, node)
-        if id(node) in chain:
-            return True
-    return False
+        node = left.pop()
+        if id(node) in needs:
+            continue
+        needs[id(node)] = _needs(schema, node)
+        for need, choices in needs[id(node)].items():
+            left.extend(choices)
+            for choice in choices:
+                needed_by[id(choice)].append((id(node), need))
+        for name, child in _children(node):
+            left.append(child)
+            names[id(child)] = id(node), name
+    finite = [each for each, unmet in needs.items() if not unmet]
+    while finite:
+        for each, need in needed_by[finite.pop()]:
+            if needs[each].pop(need, None) and not needs[each]:
+                finite.append(each)
+    at = next((each for each, unmet in needs.items() if unmet), None)
+    if at is None:
+        return None
+    passed = set[int]()
+    while at not in passed or "$ref" not in needs[at]:  # each needs another that is not finite: this ends in a loop
+        passed.add(at)
+        at = id(next(iter(needs[at].values()))[0])
+    path = ["$ref"]
+    while at in names:
+        at, name = names[at]
+        path.append(name)
+    return ".".join(reversed(path))
 
 
-def _required(schema: object, node: dict[str, Any]) -> object:
-    """What every value of the schema `node` must match too: what it refers to, or its only choice; None: nothing."""
-    for choices in map(node.get, ("anyOf", "oneOf", "allOf") if "$ref" not in node else ()):
-        if isinstance(choices, list) and len(choices) == 1:
-            return choices[0]
-    return _referred(schema, node.get("$ref"))
+def _children(node: object) -> Iterator[tuple[str, Any]]:
+    """What is in a schema, or in a list in one, by its path."""
+    for key, value in node.items() if isinstance(node, dict) else ():
+        if key in NAMED and isinstance(value, dict):
+            yield from ((f"{key}.{name}", each) for name, each in value.items())
+        elif key not in VALUES:
+            yield key, value
+    yield from ((str(index), each) for index, each in enumerate(node if isinstance(node, list) else ()))
+
+
+def _needs(schema: object, node: Any) -> dict[str, list[Any]]:
+    """What each value of the schema `node` needs: by keyword, `$ref` first, schemas of which one must have a value.
+    It reads each keyword by itself: what choices require of the properties beside them, it does not see.
+    """
+
+    def found(key: str, kind: type[Found]) -> Found:
+        value = node.get(key)
+        return value if isinstance(value, kind) else kind()
+
+    if not isinstance(node, dict):
+        return {}
+    target = _referred(schema, node.get("$ref"))
+    needs = {"$ref": [] if target is None else [target], "anyOf": found("anyOf", list), "oneOf": found("oneOf", list)}
+    needs |= {f"allOf {index}": [each] for index, each in enumerate(found("allOf", list))}
+    if node.get("type") in ("object", ["object"]):
+        named = found("properties", dict)
+        others = [node.get("additionalProperties", True), *found("patternProperties", dict).values()]
+        required = {name for name in found("required", list) if isinstance(name, str)}
+        needs |= {f"required {name}": [named[name]] for name in named if name in required}
+        needs["required"] = others if required.difference(named) else []
+        needs["minProperties"] = [*named.values(), *others] if found("minProperties", int) > 0 else []
+    elif node.get("type") in ("array", ["array"]):
+        first = found("prefixItems", list) or found("items", list)
+        items = [*first, node.get("additionalItems" if found("items", list) else "items", True)]
+        needs |= {f"minItems {index}": [each] for index, each in enumerate(items[: max(found("minItems", int), 0)])}
+    return {need: choices for need, choices in needs.items() if choices}
 
 
 def _referred(schema: Any, reference: object) -> object:

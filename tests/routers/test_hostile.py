@@ -146,6 +146,7 @@ GOOD = {
 BAD = {
     "a megabyte": of_text(description="x" * (1 << 20)),
     "refers to itself alone": {"type": "object", "$ref": "#"},
+    "holds itself": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
     "refers elsewhere": {"type": "object", "properties": {"a": {"$ref": "https://example.com/schema.json"}}},
     "no regex": of_text(pattern="("),
     "nested too deep": nested(300),
