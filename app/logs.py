@@ -108,8 +108,11 @@ def _log_threads_error(found: threading.ExceptHookArgs) -> None:
 
 LogFormat = Literal["text", "json"]
 
-CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160))}
-"""A line break within a message would be a separate line, with what a client wrote in it."""
+_CONTROL = (*range(32), *range(127, 160), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+CONTROL = {code: f"\\u{code:04x}" for code in _CONTROL}
+"""A line break within a message would be a separate line, with what a client wrote in it. Other characters would move a
+terminal's cursor, or turn the direction of what follows.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +180,7 @@ class JsonFormatter(TextFormatter):
         }
         if record.exc_info:
             line["traceback"] = _without_surrogates(self.formatException(record.exc_info))
-        return orjson.dumps(line).decode()
+        return orjson.dumps(line).decode().translate(CONTROL)
 
 
 def _about(record: logging.LogRecord) -> dict[str, str]:

@@ -2,8 +2,10 @@
 
 import re
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
-"""Characters that would move the cursor, change colours or retitle the window. Line ends and tabs are none of them."""
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Characters that would move the cursor, change colours, retitle the window or turn the direction of what follows. Line
+ends and tabs are none of them.
+"""
 UNITS = ("KiB", "MiB", "GiB", "TiB")
 SPANS = (("d", 86400), ("h", 3600), ("m", 60))
 LATE = " late"

@@ -55,7 +55,7 @@ def test_a_session_moves_between_the_lanes_whose_figures_and_charts_have_units(
 def test_arrow_keys_go_from_cell_to_cell_whose_tooltips_tell_what_they_hold(
     open_page: OpenPage, http: httpx.Client
 ) -> None:
-    on_device, on_host = (open_session(http, tokens=40, name=name, team="blue") for name in ("above", "below"))
+    on_device, on_host = (open_session(http, tokens=40, name=name, team="blue") for name in ("abo\u202eve", "below"))
     parked = {"phase": "io_wait", "resume_in_ms": 3_600_000}
     http.post(f"/v1/sessions/{on_host}/phase", json=parked).raise_for_status()
     page = open_page()
@@ -64,7 +64,7 @@ def test_arrow_keys_go_from_cell_to_cell_whose_tooltips_tell_what_they_hold(
     page.keyboard.press("ArrowDown")
     expect(cells(page, on_device)).to_be_focused()
     tip = page.get_by_role("tooltip")
-    for text in (on_device, "name: above, team: blue", "40 tokens", "48 KiB on the device", "Doingcompute", "prefill"):
+    for text in (on_device, "name: abo�ve, team: blue", "40 tokens", "48 KiB on the device", "Doingcompute", "prefill"):
         expect(tip).to_contain_text(text)
     page.keyboard.press("ArrowRight")
     expect(cells(page, on_host)).to_be_focused()

@@ -3,7 +3,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { ExperimentsScreen } from "../experiments/screen.js";
 import { moment } from "../lib/clock.js";
 import { counted, nameOf, shortId } from "../lib/format.js";
-import { html } from "../lib/html.js";
+import { harmless, html } from "../lib/html.js";
 import { ModelScreen } from "../model/screen.js";
 import { SessionScreen } from "../session/screen.js";
 import { Timeline } from "../session/timeline.js";
@@ -31,7 +31,7 @@ export function App() {
     place.current = route.value;
   }, [route.value]);
   const title = titleOf(route.value);
-  useEffect(() => void (document.title = title), [title]);
+  useEffect(() => void (document.title = harmless(title)), [title]);
   useEffect(keepPage, []);
   return html`
     <a class="skip" href="#main" onClick=${skip}>Skip to the content</a>

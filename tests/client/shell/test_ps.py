@@ -282,6 +282,6 @@ def test_lines_are_the_text_and_begin_where_it_does(pieces: list[str]) -> None:
 
 
 def test_a_terminal_obeys_no_text() -> None:
-    assert harmless("a\x1b[31m\r\x9bb\nc\t\u4e16") == "a\ufffd[31m\ufffd\ufffdb\nc\t\u4e16"
-    assert on_one_line(" a\n\tb\x07 ") == "a b\ufffd"
+    assert harmless("a\x1b[31m\r\x9bb\nc\t\u4e16\u202e") == "a\ufffd[31m\ufffd\ufffdb\nc\t\u4e16\ufffd"
+    assert on_one_line(" a\n\tb\x07\u2066 ") == "a b\ufffd\ufffd"
     assert visible(" a\n\x1b") == "\u00b7a\u21b5\ufffd"
