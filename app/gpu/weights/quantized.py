@@ -28,7 +28,7 @@ from torch import Tensor
 
 from app.gpu.kernels.linear.base import BlockMatrix, Matrix, dense_of
 from app.gpu.kernels.linear.groups import Codes, Grouped, code_values, group_inputs, pack_groups
-from app.gpu.weights.source import SafetensorsFolder, TensorFormat
+from app.gpu.weights.source import SafetensorsFolder, TensorFormat, require_finite
 from app.model_store.install import BrokenModel
 
 _UNUSED = re.compile(r"\.(input_scale|input_zero_point|input_global_scale|[kqv]_scale|output_scale|weight_shape)$")
@@ -131,8 +131,10 @@ class QuantizedFolder(SafetensorsFolder):
         return self.holds(name) or self.holds(name.partition(".")[2])
 
     def _part(self, name: str) -> Tensor:
-        """One tensor of a matrix. Raises BrokenModel if there is none."""
-        return self._read(self._check_off(name))
+        """One tensor of a matrix. Raises BrokenModel if there is none, or if it has scales that are not finite."""
+        part = self._read(self._check_off(name))
+        require_finite(name, part, self._origin, has="scales")
+        return part
 
     def _optional(self, name: str) -> Tensor | None:
         return self._part(name) if self._has(name) else None

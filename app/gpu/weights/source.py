@@ -109,14 +109,16 @@ class TensorFormat:
                 return BlockMatrix(kind, quantize(kind, dense_of(stored)), (rows, inputs))
 
 
-def require_finite(name: str, tensor: Tensor, origin: Path | None) -> None:
-    """Raise BrokenModel if a tensor of floats of two bytes or more has NaN or infinity. One core checks 5 GB/s. Random
-    weights (no `origin`) are not checked.
+def require_finite(name: str, tensor: Tensor, origin: Path | None, *, has: str = "values") -> None:
+    """Raise BrokenModel if a tensor of floats of two bytes or more, or of exponents alone, has NaN or infinity: these
+    are what the tensor `name` `has`. One core checks 5 GB/s. Random weights (no `origin`) are not checked.
     """
-    if origin is None or tensor.is_meta or tensor.dtype not in FLOATS.values() or not tensor.numel():
+    exponents = tensor.dtype is torch.float8_e8m0fnu
+    if origin is None or tensor.is_meta or not (exponents or tensor.dtype in FLOATS.values()) or not tensor.numel():
         return
-    if not torch.stack(torch.aminmax(tensor)).isfinite().all():  # NaN passes through
-        told = f"tensor {name!r} in {origin} has values that are not finite as {str(tensor.dtype).partition('.')[2]}"
+    bounds = torch.aminmax(tensor.float() if exponents else tensor)
+    if not torch.stack(bounds).isfinite().all():  # NaN passes through
+        told = f"tensor {name!r} in {origin} has {has} that are not finite as {str(tensor.dtype).partition('.')[2]}"
         raise BrokenModel(told, param="model")
 
 
@@ -148,10 +150,12 @@ class WeightSource(ABC):
         several, `[n, out, in]`, the rows are those of all.
         """
         stored = self._stored(name, shape)
-        if isinstance(stored, Tensor) and self._format.matrices in _KINDS:  # blocks of 8 bits do not show it
+        if isinstance(stored, BlockMatrix):
+            require_finite(name, stored.scales, self._origin, has="scales")
+        elif self._format.matrices in _KINDS:  # blocks of 8 bits do not show it
             require_finite(name, stored, self._origin)
         matrix = self._format.matrix(name, stored.flatten(0, -2) if isinstance(stored, Tensor) else stored)
-        if isinstance(matrix, Tensor):  # the scales of blocks are not looked at
+        if isinstance(matrix, Tensor):
             require_finite(name, matrix, self._origin)
         self.nbytes += stored_rows(matrix).nbytes
         return matrix

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from app.doctor.findings import Finding, Status
 from app.doctor.model import check_model
 from app.gpu.models import load_stack
+from app.model_store.install import BrokenModel
 from app.model_store.resolve import resolve
 from app.settings import Settings
 from tests.gpu.kernels.attention.reference import ReferenceAttention
@@ -214,6 +215,21 @@ def test_it_says_what_its_values_say(name: str, case: str, tmp_path: Path) -> No
     assert torch.equal(found, expected)
     if case == "llama" and "by activation" not in name:
         assert nbytes < 0.55 * whole
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("fp8 in blocks", None), ("fp8 in blocks", torch.float8_e8m0fnu), ("AWQ", None), ("GPTQ by activation", None)],
+)
+def test_scales_that_are_not_finite_are_refused(name: str, kind: torch.dtype | None, tmp_path: Path) -> None:
+    folder, _ = quantized_folder(name, tmp_path / "quantized")
+    tensors = load_file(folder / "model.safetensors")
+    key = next(key for key in sorted(tensors) if "scale" in key)
+    tensors[key][-1, -1] = torch.nan
+    tensors[key] = tensors[key].to(kind or tensors[key].dtype)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(BrokenModel, match=f"'{re.escape(key)}' in .* scales that are not finite"):
+        logits(folder, tmp_path)
 
 
 def test_the_doctor_says_what_a_model_would_take_or_why_it_cannot_be_read(tmp_path: Path) -> None:

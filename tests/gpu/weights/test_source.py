@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
@@ -26,6 +27,7 @@ from app.gpu.weights.checkpoint import GgufFile, weights_of
 from app.gpu.weights.source import RandomWeights, SafetensorsFolder, TensorFormat
 from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel, fingerprint, resolve
+from app.model_store.tensors import GgufIndex
 from app.settings import Settings
 from tests.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.models.driving import Drive, assert_agrees
@@ -254,6 +256,17 @@ def test_a_file_that_is_cut_short_or_gone_and_a_broken_index_are_refused(tmp_pat
     (tmp_path / "gguf.json").write_text('{"files": ["m.gguf"]}')
     with pytest.raises(BrokenModel, match=r"gguf\.json"):
         GgufFile(tmp_path, TensorFormat(CPU, torch.float32))
+
+
+@pytest.mark.parametrize(("kind", "first"), [("Q8_0", 34), ("Q4_1", 2)])
+def test_a_file_with_scales_that_are_not_finite_is_refused(tmp_path: Path, kind: str, first: int) -> None:
+    model, name = write(tmp_path, kind=kind), "model.layers.1.mlp.up_proj.weight"
+    assert model.folder is not None
+    with (tmp_path / "m.gguf").open("r+b") as file:
+        file.seek(GgufIndex.read(model.folder).tensors[name].offset + first)
+        file.write(np.float16(np.inf).tobytes())
+    with pytest.raises(BrokenModel, match=f"'{re.escape(name)}' in .* scales that are not finite as float16"):
+        source_of(model).take_matrix(name, (96, 64))
 
 
 def test_a_tensor_that_is_not_there_or_has_another_shape_is_named(tmp_path: Path) -> None:

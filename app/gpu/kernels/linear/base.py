@@ -128,6 +128,19 @@ class Linear(Protocol):
         """
 
 
+_HALVES = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), slice(0, 1)),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), slice(0, 1)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), slice(0, 2)),
+    "Q2_K": slice(40, 42),
+    "Q3_K": slice(54, 55),
+    "Q6_K": slice(104, 105),
+    "TQ1_0": slice(26, 27),
+    "TQ2_0": slice(32, 33),
+}
+"""By gguf's kind, where in a block its scale and its offset are, counted in float16."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockMatrix:
     """A matrix `[out, in]` of which each row is a run of quantized blocks.
@@ -139,6 +152,25 @@ class BlockMatrix:
     kind: str | Grouped
     rows: Tensor
     shape: tuple[int, int]
+
+    @property
+    def scales(self) -> Tensor:
+        """What is finite where the matrix is: a view of the scales and offsets of its blocks, in the type in which they
+        are stored, or the values of a kind that has them in another way. Scales of MXFP4 do not show an overflow. On
+        `meta` too.
+        """
+        if isinstance(self.kind, Grouped):
+            return self.kind.parts(self.rows)[1]
+        if self.kind == "MXFP4":
+            blocks: Tensor = self.rows.unflatten(1, (-1, 17))
+            return blocks[:, :, 0].view(torch.float8_e8m0fnu)
+        if self.kind not in _HALVES:
+            return self.dequantize()
+        import gguf
+
+        _, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[self.kind]]
+        blocks = self.rows.view(torch.float16).unflatten(1, (-1, nbytes // 2))
+        return blocks[:, :, _HALVES[self.kind]]
 
     def dequantize(self, ids: Tensor | None = None) -> Tensor:
         """Rows `ids` `[n]` int64, or all: `[n, in]` float32, as gguf's own `dequantize` gives them. On `meta` too."""

@@ -214,6 +214,10 @@ def test_blocks_have_the_values_that_gguf_gives_them(kind: str) -> None:
     expected = matrix.dequantize()
     assert expected.isfinite().all()
     assert torch.equal(PanelLinear(matrix)(torch.eye(matrix.shape[1])).T, expected)
+    assert matrix.scales.isfinite().all()
+    for broken, first in enumerate(HALVES.get(kind, ()), 1):
+        matrix.rows[-1].view(3, -1)[-1, first : first + 2] = 255
+        assert (~matrix.scales.isfinite()).sum() == broken
 
 
 @pytest.mark.parametrize(
