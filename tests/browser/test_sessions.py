@@ -243,7 +243,7 @@ def test_groups_fold_and_park_together_and_an_address_keeps_how_the_table_looks(
     page.keyboard.press("Control+k")
     page.get_by_role("combobox", name="Name").fill("by state")
     page.keyboard.press("Enter")
-    expect(heads).to_contain_text(["compute 3 sessions", "io_wait 2 sessions"])
+    expect(heads).to_contain_text(["compute 3 sessions · 64 KiB", "io_wait 2 sessions · 64 KiB"])
 
 
 def test_a_session_is_opened_with_labels(open_page: OpenPage, http: httpx.Client) -> None:

@@ -1,10 +1,11 @@
 // Which sessions the screen shows, in which order, and how many have each value. It is about this tab only.
 import { batch, effect, signal, untracked } from "@preact/signals";
 import { nameOf } from "../lib/format.js";
+import { memory } from "../state/memory.js";
 import { perKey } from "../state/per_key.js";
 import { asked, tell } from "../state/route.js";
 import { all, revision } from "../state/sessions.js";
-import { bytesIn, bytesOf, leftOf, lookOf, LOOKS, placeOf, tagsOf } from "./looks.js";
+import { bytesIn, bytesOf, leftOf, lookOf, LOOKS, placeOf, tagsOf, TIERS } from "./looks.js";
 
 /** What may be chosen; sessions pass that have one of the chosen values, or any if none is chosen. */
 export const FACETS = [
@@ -106,6 +107,7 @@ export function keepListing() {
   });
   const stopNews = effect(() => {
     void revision.value;
+    if (grouping.value) void memory.value;
     timer ??= setTimeout(refresh, INTERVAL_MS);
   });
   return () => (stop(), stopNews(), clearTimeout(timer), (timer = null));
@@ -168,6 +170,17 @@ function grouped(views) {
   }
   return [...groups].sort(([one], [other]) => !one - !other || (one < other ? -1 : 1)).flatMap(([name, members]) => {
     const [ids, isFolded] = [members.map(idOf), folded.value.includes(name)];
-    return [{ name, ids, bytes: members.reduce((sum, view) => sum + bytesOf(view), 0), isFolded }, ...(isFolded ? [] : ids)];
+    return [{ name, ids, bytes: heldBy(members), isFolded }, ...(isFolded ? [] : ids)];
   });
+}
+
+/** Bytes of KV of several sessions. What they share counts for each of them, but never for more than a tier has in all. */
+function heldBy(views) {
+  const owned = memory.peek()?.data;
+  const sums = new Map(TIERS.map((tier) => [tier, 0]));
+  for (const view of views) {
+    const tier = TIERS.find((each) => bytesIn(view, each) === bytesOf(view));
+    sums.set(tier, sums.get(tier) + bytesOf(view));
+  }
+  return TIERS.reduce((sum, tier) => sum + Math.min(sums.get(tier), owned?.[tier].owned_bytes ?? Infinity), 0);
 }
