@@ -488,13 +488,13 @@ class RowStates:
         self._kept: Tensor | None = None
         """`Batch.state_blocks`, where that is needed."""
         drafted = sum(len(row.draft) for row in rows)
+        kept = batches.states_of(rows, pool.state_blocks)
         if drafted:
-            kept = batches.states_of(rows, pool.state_blocks)
             later = kept[:, 1:]
             self._blocks = put(np.concatenate((kept[:, 0], later[later[:, :, 0] >= 0])))
             self._kept = put(kept if self.in_place else _place_kept(rows))
         else:
-            self._blocks = put(batches.ends_of_last(pool.state_blocks))
+            self._blocks = put(kept[:, 0])
             self._kept = self._blocks[:, None] if self.in_place else None
         begins = [place for place, row in enumerate(rows) if not row.first]
         self._begins = put(np.array(begins, np.int64)) if begins else None

@@ -56,8 +56,6 @@ class Batches:
         self._written: list[list[BlockId]] = []
         """By place."""
         self._free: list[int] = []
-        self._last: tuple[NDArray[np.int64], NDArray[np.int64]] = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        """Places and numbers of blocks of the sequences that `tables_of` was last called with."""
 
     def place(self, rows: Sequence[Row], put: Put) -> Batch:
         """The rows in arrays that `put` takes to the device. Those of one token must come first."""
@@ -86,25 +84,18 @@ class Batches:
                 place = self._write(sequence.session, blocks, place, sequences)
             places.append(place)
             lengths.append(len(blocks))
-        self._last = np.array(places), np.array(lengths)
-        return self._array[self._last[0], : max(lengths)]
+        return self._array[places, : max(lengths)]
 
     def states_of(self, rows: Sequence[Row], count: int) -> NDArray[np.int64]:
         """`[rows, kept, count]`, as `Batch.state_blocks` has them: of each row the `count` blocks of its state, which
         come last, and those of the states behind its drafted tokens. `tables_of` has seen the blocks.
         """
-        kept = np.full((len(rows), 1 + max(len(row.draft) for row in rows), count), -1, np.int64)
-        for place, row in enumerate(rows):
-            own, end = 1 + len(row.draft), len(row.sequence.blocks)
-            blocks = self._array[self._places[row.sequence.session], end - own * count : end]
-            kept[place, :own] = blocks.reshape(own, count)[::-1]
-        return kept
-
-    def ends_of_last(self, count: int) -> NDArray[np.int64]:
-        """`[sequences, count]`: the last blocks of each of the sequences that `tables_of` was last called with."""
-        places, ends = self._last
-        found: NDArray[np.int64] = self._array[places[:, None], ends[:, None] + np.arange(-count, 0)].astype(np.int64)
-        return found
+        places = np.array([self._places[row.sequence.session] for row in rows])[:, None, None]
+        ends = np.array([len(row.sequence.blocks) for row in rows])[:, None, None]
+        own = np.array([1 + len(row.draft) for row in rows])[:, None, None]
+        place = np.arange(own.max())[:, None]
+        blocks = self._array[places, ends - (place + 1) * count + np.arange(count)]  # of places that are not: any
+        return np.where(place < own, blocks, np.int64(-1))
 
     def _write(
         self, session: SessionId, blocks: list[BlockId], place: int | None, sequences: Sequence[TokenSequence]
