@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 
 from app.cli import main
 from app.doctor import installation, probe
-from app.doctor.examination import Facts, Report, examine, judge
+from app.doctor.examination import Report, examine, judge
 from app.doctor.findings import Status
 from app.doctor.installation import describe_installation
 from app.doctor.probe import TorchBuild
@@ -134,16 +134,13 @@ def test_copies_of_weights_are_read_wholly_if_that_is_asked_for(
     assert main(asked) == 1
 
 
-def report_of(facts: Facts) -> Report:
-    return Report.of("cuda:0", judge("auto", "cuda:0", facts), facts)
-
-
 def test_json_is_what_the_published_schema_says(kernel: Kernel) -> None:
     schema = json.loads(PUBLISHED.read_text("utf-8"))
     Draft202012Validator.check_schema(schema)
     assert PUBLISHED.read_text("utf-8") == schema_text()
     on_cpu = examine("cpu", None, FakeProbe(torch=CPU_TORCH, driver=None), kernel.root)
-    for made in (report_of(healthy_facts()), on_cpu):
+    facts = healthy_facts()
+    for made in (Report.of("cuda:0", judge("auto", "cuda:0", facts), facts), on_cpu):
         Draft202012Validator(schema).validate(json.loads(made.to_json()))
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import TinyModel, make_tiny
 from tests.gpu.kernels.attention.reference import ReferenceAttention
 
@@ -50,6 +51,11 @@ def rows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """4 layers."""
     return make_tiny("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def driver(tiny_llama: TinyModel) -> BreakDriver:
+    return BreakDriver(tiny_llama.engine())
 
 
 @pytest.fixture(scope="session")

@@ -79,11 +79,6 @@ def templates(
         yield http
 
 
-def nested_text(depth: int) -> str:
-    """Objects that stand in each other so deep."""
-    return '{"a":' * depth + "1" + "}" * depth
-
-
 ARGUMENTS = {
     "nothing": "",
     "cut off": '{"a": [1, {"b": "c',
@@ -92,7 +87,7 @@ ARGUMENTS = {
     "a long number": '{"a": ' + "1" * 5000 + "}",
     "twice the same name": '{"a": 1, "a": 2}',
     "control characters": '{"a": "\x00\x1f"}',
-    **{f"{depth} levels": nested_text(depth) for depth in (80, 150, 950)},
+    **{f"{depth} levels": '{"a":' * depth + "1" + "}" * depth for depth in (80, 150, 950)},
 }
 
 

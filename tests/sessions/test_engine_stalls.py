@@ -118,24 +118,14 @@ async def stall_and(engine: ListeningEngine, registry: SessionRegistry, session:
     await until(lambda: registry.executor.is_up)
 
 
-async def test_a_turn_in_which_the_engine_hangs_until_it_is_ended_is_not_run_for_ever(
+async def test_a_turn_is_run_again_if_the_engine_goes_on_and_not_for_ever_if_it_hangs_until_it_is_ended(
     engine: ListeningEngine, on_paper: SessionRegistry
 ) -> None:
     session = on_paper.create()
-    for _ in range(MOST_DEATHS):
-        await stall_and(engine, on_paper, session, DEATH, Back())
+    for then in MOST_DEATHS * [(GoesOn(),)] + MOST_DEATHS * [(DEATH, Back())]:
+        await stall_and(engine, on_paper, session, *then)
     with pytest.raises(DeadlyTurn):
         begin(on_paper, session, b"ask")
-
-
-async def test_a_turn_beside_which_the_engine_stalls_and_goes_on_is_run_again(
-    engine: ListeningEngine, on_paper: SessionRegistry
-) -> None:
-    session = on_paper.create()
-    for _ in range(MOST_DEATHS):
-        await stall_and(engine, on_paper, session, GoesOn())
-    await stall_and(engine, on_paper, session, DEATH, Back())
-    begin(on_paper, session, b"ask")
 
 
 async def test_a_turn_that_is_paused_outlives_a_stall(registry: SessionRegistry) -> None:

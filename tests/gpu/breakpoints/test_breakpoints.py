@@ -17,11 +17,6 @@ COUNT = 8
 
 
 @pytest.fixture
-def driver(tiny_llama: TinyModel) -> BreakDriver:
-    return BreakDriver(tiny_llama.engine())
-
-
-@pytest.fixture
 def expected(tiny_llama: TinyModel) -> list[int]:
     return greedy(tiny_llama.oracle, START, COUNT)
 

@@ -25,11 +25,6 @@ ADD = Edit(EditOp.ADD, 2.0, data_of(2 * vector(3, 48)))
 SCALE = Edit(EditOp.SCALE, 0.5)
 
 
-@pytest.fixture
-def driver(tiny_llama: TinyModel) -> BreakDriver:
-    return BreakDriver(tiny_llama.engine())
-
-
 def with_edits(model: TinyModel, history: list[int], place: tuple[int, int], *edits: Edit) -> list[int]:
     """What Transformers says after `history` with these edits at these positions."""
     return greedy(model.oracle, history, COUNT, [change_of(LAYER, edit, within(*place)) for edit in edits])

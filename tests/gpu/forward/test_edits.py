@@ -51,11 +51,6 @@ def plain(tiny_llama: TinyModel) -> list[int]:
     return greedy(tiny_llama.oracle, START, COUNT)
 
 
-@pytest.fixture
-def driver(tiny_llama: TinyModel) -> BreakDriver:
-    return BreakDriver(tiny_llama.engine())
-
-
 @pytest.mark.parametrize(("op", "place", "max_norm"), PAIRS)
 def test_an_edit_breakpoint_is_a_forward_hook(
     driver: BreakDriver, tiny_llama: TinyModel, op: EditOp, place: str, max_norm: float | None

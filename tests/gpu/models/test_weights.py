@@ -233,10 +233,6 @@ def rounded_as(kind: str, x: Tensor) -> Tensor:
     return dequantize(kind, quantize(kind, x.flatten(0, -2))).view(x.shape)
 
 
-def round_inputs(module: Any, inputs: tuple[Tensor]) -> tuple[Tensor]:
-    return (rounded_as(FLOAT8, inputs[0]),)
-
-
 def rounded_oracle(case: str, matrices: WeightsDtype) -> Any:
     """Transformers' model, whose matrices are rounded, and for float8 the inputs of its linear layers too."""
     model = build_model(config_of(case))
@@ -245,7 +241,7 @@ def rounded_oracle(case: str, matrices: WeightsDtype) -> Any:
             parameter.copy_(rounded_as(KINDS[matrices], parameter.data))
     for module in model.modules() if matrices is WeightsDtype.FLOAT8 else ():
         if isinstance(module, torch.nn.Linear):
-            module.register_forward_pre_hook(round_inputs)
+            module.register_forward_pre_hook(lambda _, inputs: (rounded_as(FLOAT8, inputs[0]),))
     return model
 
 

@@ -34,16 +34,6 @@ def ask_device() -> object:
     raise torch.OutOfMemoryError("CUDA out of memory.")
 
 
-def ask_torch() -> object:
-    """Of the host, by PyTorch."""
-    return torch.empty(1 << 60, dtype=torch.uint8)
-
-
-def ask_numpy() -> object:
-    """Of the host, by NumPy."""
-    return np.empty(1 << 60, np.uint8)
-
-
 class ShortOfMemory(WrappedStack):
     """Gives up a layer half-way where there is too little memory for it.
 
@@ -109,8 +99,8 @@ def failed(driver: BreakDriver, turn: Turn) -> EngineError:
         (2, 3, ask_device, {}),
         (7, 2, ask_device, {}),
         (20, 0, ask_device, {}),
-        (3, 1, ask_torch, {}),
-        (3, 1, ask_numpy, {}),
+        (3, 1, lambda: torch.empty(1 << 60, dtype=torch.uint8), {}),  # of the host
+        (3, 1, lambda: np.empty(1 << 60, np.uint8), {}),
         (5, 1, ask_device, {"blocks": 14, "host_blocks": 6, "policy": KVPolicy.LRU}),
     ],
 )
