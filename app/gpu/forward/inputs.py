@@ -92,10 +92,11 @@ class Batches:
         """
         places = np.array([self._places[row.sequence.session] for row in rows])[:, None, None]
         ends = np.array([len(row.sequence.blocks) for row in rows])[:, None, None]
-        own = np.array([1 + len(row.draft) for row in rows])[:, None, None]
-        place = np.arange(own.max())[:, None]
-        blocks = self._array[places, ends - (place + 1) * count + np.arange(count)]  # of places that are not: any
-        return np.where(place < own, blocks, np.int64(-1))
+        drafted = [len(row.draft) for row in rows]
+        place = np.arange(1 + max(drafted))[:, None]
+        at = ends - (place + 1) * count + np.arange(count)
+        blocks = self._array[places, at].astype(np.int64)  # of places that are not: any
+        return np.where(place <= np.array(drafted)[:, None, None], blocks, -1) if any(drafted) else blocks
 
     def _write(
         self, session: SessionId, blocks: list[BlockId], place: int | None, sequences: Sequence[TokenSequence]
