@@ -16,12 +16,13 @@ from http import HTTPStatus
 from prometheus_client import Counter
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from websockets.frames import CloseCode
 
 from app.cluster.fleet import Fleet
 from app.cluster.gather import Gathered
 from app.cluster.hop import Answer, Body, Gone, Hops, moved_to, not_done
 from app.cluster.owners import OWNED, About, Owner, Owners, Target, is_turn, previous_response, target_of
-from app.cluster.sockets import Sockets
+from app.cluster.sockets import ANSWER_S, close_socket, pass_socket
 from app.cluster.wires import Headers as RawHeaders
 from app.domain.errors import DjinnError, ReplicaAway, ReplicaLost, ReplicaMoving
 from app.domain.homes import home_of
@@ -59,7 +60,6 @@ class Forwarding:
         self.hops = hops
         self.requests = requests
         self._gathered = Gathered(fleet, owners, hops)
-        self._sockets = Sockets(app, self.named, owners, hops)
         for turn in ("yes", "no"):  # a series that begins with its first event has no rate of it
             for way in WAYS:
                 self.requests.labels(turn, way)
@@ -69,8 +69,7 @@ class Forwarding:
         if scope["type"] == "lifespan" or HOP in scope["state"]:
             await self.app(scope, receive, send)
             return
-        is_socket = scope["type"] == "websocket"
-        target = (About.CALL, "") if is_socket else target_of(scope["method"], scope["path"])
+        target, is_socket = target_of(scope), scope["type"] == "websocket"
         if target[0] is About.HERE:
             await self.app(scope, receive, send)
             return
@@ -78,33 +77,40 @@ class Forwarding:
 
         async def send_noted(message: Message) -> None:
             nonlocal has_begun
-            has_begun = True
-            await send(message)
+            if has_begun and message["type"] == "websocket.http.response.start":
+                raise ReplicaMoving("the session is refused there: connect again")
+            if not (has_begun and message["type"] == "websocket.accept"):
+                has_begun = True
+                await send(message)
 
         body = Body(receive)
         try:
             if is_socket:
-                await self._sockets.serve(scope, receive, send_noted)
-            elif target[0] is About.GATHERED:
+                await body.take()
+                if target[0] is About.CREATE_RESPONSE:  # its first message may name one, which has an owner
+                    await send_noted({"type": "websocket.accept"})
+            if target[0] is About.GATHERED:
                 await self._gathered.serve(scope, body, send_noted)
             elif target[0] is About.EVERY:
                 await self._ask_every(scope, body, send_noted)
             else:
                 await self._forward(scope, target, body, send_noted)
         except (DjinnError, Gone) as raised:
-            if type(raised) in FAILED and not is_socket:
+            if type(raised) in FAILED:
                 self._count(scope, target, FAILED[type(raised)])
             error = body.refusal if isinstance(raised, Gone) else raised
             if error is None:
                 return
             if not has_begun:
                 await error_response(error, scope)(scope, receive, send)
-                return
-            logger.warning("an answer is cut off: %s", error.message)
-            cut: Callable[[], None] | None = scope["state"].get("cut")
-            if cut is None:
-                raise error from None
-            cut()
+            elif is_socket:
+                await close_socket(send, CloseCode.TRY_AGAIN_LATER, error.message)
+            else:
+                logger.warning("an answer is cut off: %s", error.message)
+                cut: Callable[[], None] | None = scope["state"].get("cut")
+                if cut is None:
+                    raise error from None
+                cut()
 
     async def named(self, scope: Scope) -> Owner:
         """The owner that a call's headers name. A call that names none goes where there is room."""
@@ -156,17 +162,16 @@ class Forwarding:
         waits_until, wait_s, asked, refused = clock() + PATIENCE_S, FIRST_WAIT_S, set[str](), set[str]()
         # Whether a replica has refused the request untouched, and whether all replicas were asked for the session.
         is_followed = has_sought = False
-        # Why the last replica refused, and where the session moved.
+        # Why the last replica has done nothing, so that another try makes sense, and where the session moved.
         turned = list[tuple[str, str | None]]()
         owner = await self._owner(scope, target, body)
         asked.add(owner.replica.name)
 
-        def is_turned(status: int, headers: RawHeaders) -> bool:
-            """Whether an answer says that nothing was done, and another try makes sense. Else the client gets it."""
+        def note(status: int, headers: RawHeaders) -> None:
             why, home, can_repeat = not_done(headers), moved_to(headers), body.can_repeat
             if status == HTTPStatus.MISDIRECTED_REQUEST:
                 why, is_known = MOVED, fleet.find(home) is not None
-                goes_on = is_known or (can_repeat and owner.seek is not None and not has_sought)
+                goes_on = is_known or (can_repeat and owner.path != b"" and not has_sought)
             elif why == MOVES:
                 goes_on = can_repeat and clock() < waits_until
             else:
@@ -174,14 +179,14 @@ class Forwarding:
                 goes_on = why in REFUSED and can_repeat and is_free and owner.replica.name not in refused
             if why is not None and goes_on:
                 turned.append((why, home))
-                return True
-            self._count(scope, target, FOLLOWED if is_followed else HERE if owner.replica is fleet.own else HOPPED)
-            return False
+            else:
+                self._count(scope, target, FOLLOWED if is_followed else HERE if owner.replica is fleet.own else HOPPED)
 
         async def send_unless_turned(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                is_turned(message["status"], message.get("headers", []))
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
+                note(message["status"], message.get("headers", []))
             if not turned:
+                body.drop()
                 await send(message)
 
         while True:
@@ -189,11 +194,19 @@ class Forwarding:
             try:
                 if owner.replica is fleet.own:
                     await self.app(scope, body.again(), send_unless_turned)
-                else:
+                elif scope["type"] == "http":
                     fleet.reachable(owner.replica.name)
                     async with self.hops.passing(owner.replica, scope, body) as answer:
-                        if not is_turned(answer.status, answer.headers):
-                            await _pass(answer, send)
+                        await _pass(answer, send_unless_turned)
+                else:
+                    fleet.reachable(owner.replica.name)
+                    if target[0] is About.CREATE_RESPONSE and owner.path and not has_sought:
+                        # A first message goes to one replica alone, so this says before whether the session has moved.
+                        told = await self.hops.get([owner.replica], scope, owner.path, ANSWER_S)
+                        homes = [moved_to(answer.headers) for answer, _ in told.values()]
+                        turned += [(MOVED, home) for home in homes if home is not None]
+                    if not turned:
+                        await pass_socket(self.hops, owner.replica, scope, body.again(), send_unless_turned)
             except ReplicaAway:  # nothing was sent
                 if not body.can_repeat or (has_sought and owner.key is not None and not owner.is_new):
                     raise
@@ -213,8 +226,8 @@ class Forwarding:
                 wait_s = min(1.5 * wait_s, LONGEST_WAIT_S)
             else:
                 home = fleet.find(name)
-                if home is None and owner.seek is not None:
-                    has_sought, home = True, await owner.seek()
+                if home is None and owner.path:
+                    has_sought, home = True, await owners.seek(owner.path, scope)
                 if home is None:
                     owner = await owners.replaced(owner) if owner.is_name else owner  # whose answer passes
                     continue
@@ -224,7 +237,7 @@ class Forwarding:
                     verb = "moves on, now" if body.can_repeat else "has moved"
                     raise ReplicaMoving(f"the session {verb} to replica {home.name}: repeat the request")
                 asked.add(home.name)
-                owner = Owner(home, owner.key, seek=owner.seek)
+                owner = Owner(home, owner.key, path=owner.path)
 
     async def _owner(self, scope: Scope, target: Target, body: Body) -> Owner:
         about, named = target
@@ -234,7 +247,7 @@ class Forwarding:
             case About.RESPONSE:
                 return await self.owners.of_response(named, scope)
             case About.FILES:
-                return await self.owners.of_files(scope["state"]["owner"])
+                return await self.owners.of_files(scope["state"]["owner"], scope)
             case About.CREATE_RESPONSE if (previous := previous_response(await body.whole())) is not None:
                 return await self.owners.of_response(previous, scope)
             case About.CREATE_RESPONSE | About.CALL:
@@ -243,8 +256,8 @@ class Forwarding:
                 return self.placed(scope)
 
     def _count(self, scope: Scope, target: Target, way: str) -> None:
-        if target[0] in OWNED:
-            turn = "yes" if is_turn(scope["method"], scope["path"]) else "no"
+        if target[0] in OWNED and scope["type"] == "http":
+            turn = "yes" if is_turn(scope) else "no"
             self.requests.labels(turn, way).inc()
 
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import socket
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope
 
 from app.cluster.fleet import Fleet, Replica
 from app.cluster.key import ClusterKey
-from app.cluster.wires import Headers, Wire, WireLost, Wires
+from app.cluster.wires import Headers, Wire, WireLost
 from app.domain.errors import DjinnError, PeerStranger, ReplicaAway, ReplicaLost, TooLarge
 from app.web.middleware import HOP
 
@@ -38,6 +39,8 @@ LOOK_S = 1.0
 LOOK_PATIENCE_S = 4.0
 MISSES = 2
 """How many checks in a row a replica must miss to count as away: it may be busy for a moment."""
+MOST_IDLE = 256
+"""How many unused connections to each replica are kept."""
 SHUNNED_S = 0.5
 """How long a replica that refuses connections counts as away: it may be back soon."""
 KEPT_BYTES = 1 << 20
@@ -106,7 +109,9 @@ class Gone(Exception):
 
 
 class Body:
-    """The body of one request. It is sent on as it comes, and kept while the request may have to be repeated."""
+    """What a client sends: the body of a request, or the messages of a WebSocket. It is sent on as it comes. The body,
+    or the handshake and the first message, is kept while the request may have to be repeated.
+    """
 
     def __init__(self, receive: Receive | None) -> None:
         """None: the body is empty, and its client stays."""
@@ -115,7 +120,7 @@ class Body:
         self.is_gone = False
         """Whether the client has gone, as far as that was seen."""
         self._receive = receive or _nothing
-        self._kept: list[bytes] | None = []
+        self._kept: list[Message] = [] if receive else [{"type": "http.request"}]
         self._room: float = KEPT_BYTES
         self._is_whole = asyncio.Event()
         if receive is None:
@@ -124,30 +129,31 @@ class Body:
     @property
     def can_repeat(self) -> bool:
         """Whether all that has come is still here."""
-        return self._kept is not None
+        return self._room >= 0
+
+    def drop(self) -> None:
+        """Keep nothing any more: it will not be repeated."""
+        self._kept, self._room = [], -1
 
     async def whole(self) -> bytes:
         """All of it, which is kept whatever its length. Raises `Gone`."""
         self._room = math.inf
-        self._kept = [b"".join([part async for part in self._parts()])]
-        return self._kept[0]
+        while not self._is_whole.is_set():
+            await self.take()
+        return b"".join(map(content_of, self._kept))
 
     async def content(self) -> bytes | AsyncIterator[bytes]:
         """All of it: bytes if it has arrived whole, else its parts as they come. Raises `Gone`."""
-        if not (self._kept or self._is_whole.is_set()):
-            await self._take()
-        return b"".join(self._kept) if self._is_whole.is_set() and self._kept is not None else self._parts()
+        if not self._kept:
+            await self.take()
+        return await self.whole() if self._is_whole.is_set() and self.can_repeat else self._parts(list(self._kept))
 
     def again(self) -> Receive:
         """An ASGI `receive` that begins with the body again."""
-        assert self._kept is not None
-        kept = list(self._kept) or [b""] * self._is_whole.is_set()
+        kept = list(self._kept)
 
         async def receive() -> Message:
-            if kept:
-                part = kept.pop(0)
-                return {"type": "http.request", "body": part, "more_body": bool(kept) or not self._is_whole.is_set()}
-            return await self._next()
+            return kept.pop(0) if kept else await self._next()
 
         return receive
 
@@ -158,15 +164,8 @@ class Body:
             await self._next()
         wire.abort()
 
-    async def _parts(self) -> AsyncIterator[bytes]:
-        assert self._kept is not None
-        for part in list(self._kept):
-            yield part
-        while not self._is_whole.is_set():
-            if part := await self._take():
-                yield part
-
-    async def _take(self) -> bytes:
+    async def take(self) -> bytes:
+        """What it sends next. Raises `Gone`."""
         try:
             message = await self._next()
         except (DjinnError, HTTPException) as error:
@@ -174,24 +173,35 @@ class Body:
             raise Gone from error
         if self.is_gone:
             raise Gone
-        part: bytes = message.get("body", b"")
-        return part
+        return content_of(message)
+
+    async def _parts(self, kept: list[Message]) -> AsyncIterator[bytes]:
+        for message in kept:
+            yield content_of(message)
+        while not self._is_whole.is_set():
+            if part := await self.take():
+                yield part
 
     async def _next(self) -> Message:
         """What the client sends next. It is kept if it is of the body."""
         message = await self._receive()
-        if message["type"] == "http.disconnect":
+        if message["type"] in ("http.disconnect", "websocket.disconnect"):
             self.is_gone = True
         elif not self._is_whole.is_set():
-            part = message.get("body", b"")
-            self._room -= len(part)
-            if self._room < 0:
-                self._kept = None
-            if self._kept is not None and part:
-                self._kept.append(part)
-            if not message.get("more_body", False):
+            self._room -= len(content_of(message))
+            if self.can_repeat:
+                self._kept.append(message)
+            else:
+                self.drop()
+            if message["type"] != "websocket.connect" and not message.get("more_body", False):
                 self._is_whole.set()
         return message
+
+
+def content_of(message: Message) -> bytes:
+    """The bytes of a part of a body, or of a message of a WebSocket."""
+    found: bytes | str = message.get("text") or message.get("bytes") or message.get("body") or b""
+    return found.encode() if isinstance(found, str) else found
 
 
 async def _nothing() -> Message:
@@ -234,7 +244,7 @@ class Hops:
         """What answers requests at this server."""
         self.passing_on = 0
         """How many answers are passed to clients. Those to a GET do not count: a live stream has no end."""
-        self._wires = Wires()
+        self._idle: defaultdict[tuple[str, int], deque[Wire]] = defaultdict(lambda: deque(maxlen=MOST_IDLE))
         self._changed = changed
         self._under_way: defaultdict[str, set[Callable[[], object]]] = defaultdict(set)
         """Functions that end a connection at once, by the replica's name."""
@@ -328,14 +338,16 @@ class Hops:
         """The answer of a replica. It is cut when the replica is lost, or when the client goes away whose `body` that
         is. Raises `ReplicaAway`, `ReplicaLost`.
         """
-        host, port = address = replica.address
+        host, port = replica.address
         headers.append((HOP_HEADER, self.proof(replica.name)))
         if not any(name == b"host" for name, _ in headers):
             headers.insert(0, (b"host", f"{host}:{port}".encode()))
         may_repeat = method in REPEATABLE and isinstance(content, bytes)
         while True:
+            wire = self._unused(replica)
+            was_used = wire is not None
             try:
-                wire = await self._wires.take(address)
+                wire = wire or await Wire.open(replica.address)
             except OSError as error:
                 replica.shun(SHUNNED_S)
                 raise ReplicaAway(f"replica {replica.name} cannot be reached: try again") from error
@@ -345,7 +357,7 @@ class Hops:
                     try:
                         status, found = await wire.ask(method, target, headers, content)
                     except WireLost:
-                        if may_repeat and wire.was_used and not (body is not None and body.is_gone):
+                        if may_repeat and was_used and not (body is not None and body.is_gone):
                             continue  # it had just closed
                         raise
                     yield Answer(replica, status, end_to_end(found), wire.part, wire.hand_over)
@@ -353,7 +365,16 @@ class Hops:
                 finally:
                     if watching is not None:
                         watching.cancel()
-                    self._wires.give_back(address, wire)
+                    if wire.rest():
+                        self._idle[replica.address].append(wire)
+
+    def _unused(self, replica: Replica) -> Wire | None:
+        """A kept connection to it, which nobody else uses."""
+        idle = self._idle[replica.address]
+        while idle:
+            if (wire := idle.pop()).wake():
+                return wire
+        return None
 
     @contextlib.contextmanager
     def cutting(self, replica: Replica, abort: Callable[[], object]) -> Iterator[None]:
@@ -412,7 +433,8 @@ class Hops:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-            self._wires.close()
+            for wire in itertools.chain(*self._idle.values()):
+                wire.abort()
 
     async def _cut_those_gone(self) -> None:
         while True:
@@ -425,13 +447,15 @@ class Hops:
         """Look at a replica as long as it has requests of this one, or counts as away."""
         missed, where = 0, f"replica {replica.name} at {replica.seen.url}"
         try:
-            while True:
-                await asyncio.sleep(LOOK_S)
-                if not (replica.is_member and (missed or self._under_way[replica.name])):
-                    break
+            await asyncio.sleep(LOOK_S)
+            while replica.is_member and (missed or self._under_way[replica.name]):
                 try:
                     async with asyncio.timeout(LOOK_PATIENCE_S), self.asking(replica, b"GET", b"/health", []) as answer:
                         await answer.read()
+                    if missed >= MISSES:
+                        logger.info("%s answers again", where)
+                        replica.shun(0.0)
+                    missed = 0
                 except (TimeoutError, ReplicaAway, ReplicaLost):
                     missed += 1
                     if missed == MISSES:
@@ -439,14 +463,10 @@ class Hops:
                     if missed >= MISSES:
                         replica.shun(math.inf)
                         self._cut(replica)
-                    continue
-                if missed >= MISSES:
-                    logger.info("%s answers again", where)
-                    replica.shun(0.0)
-                missed = 0
+                await asyncio.sleep(LOOK_S)
+        finally:
             if missed:
                 replica.shun(0.0)
-        finally:
             del self._watches[replica.name]
 
     def _cut(self, replica: Replica) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import codecs
 import enum
 import logging
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +29,7 @@ from app.domain.values import SessionId
 from app.openai.response_store import ResponseStore
 from app.sessions.named import BoundSessions
 from app.sessions.table import SessionTable
+from app.web.middleware import SESSION_HEADER, TOKEN_HEADER
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,8 @@ EVENTS, MODELS, MEMORY, FINDINGS = "/v1/events", "/v1/models", "/v1/memory", "/v
 UPLOADS = ("/v1/vectors", "/v1/dictionaries", "/v1/lenses", "/v1/probes")
 """What all sessions may name."""
 CALLS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
+NAMES = (SESSION_HEADER.lower().encode(), TOKEN_HEADER.encode())
+"""Headers by which calls name a session."""
 COMPACT = f"{RESPONSES}/compact"
 TURNS = ("/generate", "/resume")
 """How the paths of sessions end that ask for a turn."""
@@ -65,8 +67,15 @@ Target = tuple[About, str]
 """Whom a request is for, and the id that its path names, if it names one."""
 
 
-def target_of(method: str, path: str) -> Target:
-    """What a request for the path is about. Unknown paths are for any replica, which refuses them."""
+def target_of(scope: Scope) -> Target:
+    """What a request is about. Unknown paths are for any replica, which refuses them. A WebSocket whose headers name
+    nothing is about what its first message says.
+    """
+    path = scope["path"]
+    if scope["type"] == "websocket":
+        is_named = any(name in NAMES for name, _ in scope["headers"])
+        return (About.HERE if path != RESPONSES else About.CALL if is_named else About.CREATE_RESPONSE), ""
+    method = scope["method"]
     if method == "GET" and path in (SESSIONS, MODELS, MEMORY, FINDINGS, EVENTS, *UPLOADS):
         return About.GATHERED, ""
     if method == "POST":
@@ -87,10 +96,11 @@ def target_of(method: str, path: str) -> Target:
     return About.HERE, ""
 
 
-def is_turn(method: str, path: str) -> bool:
+def is_turn(scope: Scope) -> bool:
     """Whether the request asks for a turn, or for the rest of one."""
+    path: str = scope["path"]
     of_session = path.startswith(f"{SESSIONS}/") and path.endswith(TURNS)
-    return method == "POST" and (path in CALLS or path in (RESPONSES, COMPACT) or of_session)
+    return scope["method"] == "POST" and (path in CALLS or path in (RESPONSES, COMPACT) or of_session)
 
 
 def previous_response(content: bytes) -> str | None:
@@ -125,20 +135,18 @@ KEYS = (b"authorization", b"x-api-key")
 DEFINITE = frozenset({200, 401, 403, 404, 421})
 """Statuses that tell whether a replica has it. Others, such as 429, leave that open."""
 
-Seek = Callable[[], Awaitable[Replica | None]]
-
 
 @dataclass(frozen=True, slots=True)
 class Owner:
     """The replica of a request, and the store's key for it. Without a key any replica may answer. If it `is_new`, it
-    was chosen just now, and another one would do. `seek` asks all replicas which of them has it. `is_name`: a client
-    chose the key as a name. If no replica has it, a new session gets the name.
+    was chosen just now, and another one would do. `path` is the one by which replicas say whether they have it, if they
+    can. `is_name`: a client chose the key as a name. If no replica has it, a new session gets the name.
     """
 
     replica: Replica
     key: str | None = None
     is_new: bool = False
-    seek: Seek | None = None
+    path: bytes = b""
     is_name: bool = False
 
 
@@ -191,13 +199,13 @@ class Owners:
         if is_id:
             return await self.of_session(name, scope)
         path = f"{SESSIONS}?limit=1&name={quote(name, safe='')}".encode()
-        return await self._of_key(name_key(owner, name), None, partial(self._seek, path, scope))
+        return await self._of_key(name_key(owner, name), None, path, scope)
 
-    async def of_files(self, owner: str | None) -> Owner:
+    async def of_files(self, owner: str | None, scope: Scope) -> Owner:
         """The replica that keeps the owner's files and batches: all of them are at one. Raises `ReplicaAway` and
         `DirectoryAway`.
         """
-        return await self._of_key(f"files {owner or ''}", None, None)
+        return await self._of_key(f"files {owner or ''}", None, b"", scope)
 
     async def replaced(self, owner: Owner) -> Owner:
         """Another replica for something new, as the first takes nothing. Raises `ReplicaAway` and `DirectoryAway`."""
@@ -215,39 +223,38 @@ class Owners:
     async def _of_id(self, key: str, home: str | None, is_here: bool, path: bytes, scope: Scope) -> Owner:
         if is_here or home is None:  # no replica makes ids without a home: this one says whether the caller may ask
             return Owner(self._fleet.own, key if is_here else None)
-        return await self._of_key(key, home, partial(self._seek, path, scope))
+        return await self._of_key(key, home, path, scope)
 
-    async def _of_key(self, key: str, home: str | None, seek: Seek | None) -> Owner:
+    async def _of_key(self, key: str, home: str | None, path: bytes, scope: Scope) -> Owner:
         """The replica that owns a key: the remembered one, its home, the store's entry, or the replica that claims it
         when all are asked, in this order. If no replica owns the key and it has no home, one with room gets it.
         """
-        is_name, known = home is None, self._known.get(key) or home
+        is_name, known, away = home is None, self._known.get(key) or home, None
         replica = self._fleet.find(known)
-        if known is None or replica is None or replica.state is State.AWAY:
+        if replica is None or replica.state is State.AWAY:
             try:
                 known = await self._names.find(key) or known
             except DirectoryAway as error:  # known sessions go on without the store
-                with suppress(ReplicaAway):
-                    if seek is not None and (found := await seek()) is not None:
-                        self._remember(key, found.name)
-                        return Owner(found, key, seek=seek, is_name=is_name)
-                if is_name:
-                    raise
-                message = f"replica {known} is away, and so is the store, which would know of a move: try again"
-                raise ReplicaAway(message) from error
-            if known is None:
+                away = error
+            if known is None and away is None:
                 return await self._rebound(key, None)
             replica = self._fleet.find(known)
-            if replica is None or replica.state is State.AWAY:
-                if seek is not None and (found := await seek()) is not None:
-                    await self.moved(key, found.name)
-                    return Owner(found, key, seek=seek, is_name=is_name)
-                if known in self._names.known:
-                    return Owner(self._fleet.reachable(known), key)  # raises
-                return await self._rebound(key, known) if is_name else Owner(self._fleet.own)
-        if known != home:
-            self._remember(key, known)
-        return Owner(replica, key, seek=seek, is_name=is_name)
+        if replica is None or replica.state is State.AWAY:
+            with suppress(*([ReplicaAway] if away else [])):
+                if path and (found := await self.seek(path, scope)) is not None:
+                    if away is None:
+                        await self.moved(key, found.name)
+                    self._remember(key, found.name)
+                    return Owner(found, key, path=path, is_name=is_name)
+            if away is not None:
+                message = f"replica {known} is away, and so is the store, which would know of a move: try again"
+                raise away if is_name else ReplicaAway(message) from away
+            if known in self._names.known:
+                return Owner(self._fleet.reachable(known), key)  # raises
+            return await self._rebound(key, known) if is_name else Owner(self._fleet.own)
+        if replica.name != home:
+            self._remember(key, replica.name)
+        return Owner(replica, key, path=path, is_name=is_name)
 
     async def _rebound(self, key: str, old: str | None, but: str | None = None) -> Owner:
         """Choose a replica for the key. Of several that do so at the same time, one wins."""
@@ -256,7 +263,7 @@ class Owners:
         self._remember(key, found)
         return Owner(self._fleet.reachable(found), key, is_new=found == placed)
 
-    async def _seek(self, path: bytes, scope: Scope) -> Replica | None:
+    async def seek(self, path: bytes, scope: Scope) -> Replica | None:
         """Ask all replicas which of them has it; None: none has. Raises `ReplicaAway` if one that may have it does not
         answer. Equal questions share an answer.
         """
