@@ -10,43 +10,91 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 
 from prometheus_client import Counter
-from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from websockets.frames import CloseCode
 
 from app.cluster.fleet import Fleet
 from app.cluster.gather import Gathered
-from app.cluster.hop import Answer, Body, Gone, Hops, moved_to, not_done
-from app.cluster.owners import OWNED, About, Owner, Owners, Target, is_turn, previous_response, target_of
+from app.cluster.hop import Hops, content_of, moved_to, not_done
+from app.cluster.owners import OWNED, About, Owner, Owners, Target, is_turn, target_of
 from app.cluster.sockets import ANSWER_S, close_socket, pass_socket
-from app.cluster.wires import Headers as RawHeaders
-from app.domain.errors import DjinnError, ReplicaAway, ReplicaLost, ReplicaMoving
-from app.domain.homes import home_of
-from app.domain.text import header_text
-from app.domain.values import MAX_NAME
+from app.cluster.wires import Headers
+from app.domain.errors import DjinnError, ReplicaAway, ReplicaLost, ReplicaMoving, TooLarge
 from app.web.errors import error_response
-from app.web.idempotency import HEADER as IDEMPOTENCY_KEY
-from app.web.middleware import HOP, SESSION_HEADER, TOKEN_HEADER
+from app.web.middleware import HOP
 
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 20.0
 """How long a request waits for a session that is on its way."""
+KEPT_BYTES = 1 << 20
+"""How much of a body is kept while it is sent on. A longer one cannot be sent to a second replica."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.02, 0.5
 """Between two tries, growing by half each time. Most moves take less than a second."""
-NOT_PASSED = frozenset({b"date", b"server", b"x-request-id", b"request-id"})
-"""Headers that this server adds to every answer itself."""
-
-
 WAYS = HERE, HOPPED, FOLLOWED, MOVING_ON, AWAY, LOST = "here", "hop", "followed", "moving_on", "away", "lost"
 """How a request came to its owner, or why it did not: `docs/reference/cluster.md` says what each means."""
 FAILED: dict[type[Exception], str] = {ReplicaAway: AWAY, ReplicaLost: LOST, ReplicaMoving: MOVING_ON}
 MOVED, MOVES, REFUSED = "moved", "moving", ("draining", "stalled")
 """Why a replica has done nothing: the session has moved, it is moving, or the replica takes nothing new."""
+
+
+class Body:
+    """What a client sends: the body of a request, or the messages of a WebSocket. It passes as it comes. The body, or
+    the handshake and the first message, is kept while the request may have to be repeated.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._kept: list[Message] = []
+        self._room: float = KEPT_BYTES
+        self._is_whole = False
+
+    @property
+    def can_repeat(self) -> bool:
+        """Whether all that has come is still here."""
+        return self._room >= 0
+
+    def drop(self) -> None:
+        """Keep nothing any more: it will not be repeated."""
+        self._kept, self._room = [], -1
+
+    async def whole(self) -> bytes:
+        """All of it, which is kept whatever its length. Raises `ClientDisconnect`."""
+        self._room = math.inf
+        while not self._is_whole:
+            await self.receive()
+        return b"".join(map(content_of, self._kept))
+
+    async def receive(self) -> Message:
+        """What the client sends next. It is kept if it is of the body. Raises `ClientDisconnect` if that is cut off."""
+        message = await self._receive()
+        if not self._is_whole:
+            content = content_of(message)
+            self._room -= len(content)
+            if self.can_repeat:
+                self._kept.append(message)
+            else:
+                self.drop()
+            self._is_whole = message["type"] != "websocket.connect" and not message.get("more_body", False)
+        return message
+
+    def again(self) -> Receive:
+        """An ASGI `receive` that begins with the body again."""
+        kept = list(self._kept)
+
+        async def receive() -> Message:
+            return kept.pop(0) if kept else await self.receive()
+
+        return receive
 
 
 class Forwarding:
@@ -86,21 +134,21 @@ class Forwarding:
         body = Body(receive)
         try:
             if is_socket:
-                await body.take()
+                await body.receive()
                 if target[0] is About.CREATE_RESPONSE:  # its first message may name one, which has an owner
                     await send_noted({"type": "websocket.accept"})
             if target[0] is About.GATHERED:
-                await self._gathered.serve(scope, body, send_noted)
+                await self._gathered.serve(scope, receive, send_noted)
             elif target[0] is About.EVERY:
                 await self._ask_every(scope, body, send_noted)
             else:
                 await self._forward(scope, target, body, send_noted)
-        except (DjinnError, Gone) as raised:
+        except ClientDisconnect:
+            return
+        except (DjinnError, HTTPException) as raised:
             if type(raised) in FAILED:
                 self._count(scope, target, FAILED[type(raised)])
-            error = body.refusal if isinstance(raised, Gone) else raised
-            if error is None:
-                return
+            error = raised if isinstance(raised, DjinnError) else TooLarge(raised.detail)
             if not has_begun:
                 await error_response(error, scope)(scope, receive, send)
             elif is_socket:
@@ -112,21 +160,6 @@ class Forwarding:
                     raise error from None
                 cut()
 
-    async def named(self, scope: Scope) -> Owner:
-        """The owner that a call's headers name. A call that names none goes where there is room."""
-        headers, owner = Headers(scope=scope), scope["state"]["owner"]
-        names = [header_text(each) for each in headers.getlist(SESSION_HEADER)]
-        if not names and home_of(token := headers.get(TOKEN_HEADER, "")) is not None:
-            names = [token]
-        if not names or not names[0] or len(names[0]) > MAX_NAME:  # any replica refuses such a name
-            return self.placed(scope)
-        return await self.owners.of_name(owner, names[0], scope)
-
-    def placed(self, scope: Scope) -> Owner:
-        """A replica for something new. With an `Idempotency-Key`, it is the same at each try."""
-        key = Headers(scope=scope).get(IDEMPOTENCY_KEY)
-        return Owner(self.fleet.place(key=None if key is None else f"{scope['state']['owner'] or ''} {key}"))
-
     async def _ask_every(self, scope: Scope, body: Body, send: Send) -> None:
         """Ask every replica in turn; asking twice does no harm. The answer is that of the first replica that refuses,
         or of the last. A DELETE goes to all, because one may lack what another has: it is 404 only if none had it.
@@ -134,40 +167,37 @@ class Forwarding:
         """
         await body.whole()
         others = sorted(self.owners.known - {self.fleet.here})
-        replicas = [self.fleet.own, *(self.fleet.reachable(name) for name in others)]
-        is_delete, answers, lost = scope["method"] == "DELETE", list[tuple[Message, bytes]](), None
-        for replica in replicas:
+        is_delete, answers, lost = scope["method"] == "DELETE", list[Response](), None
+        for replica in [self.fleet.own, *(self.fleet.reachable(name) for name in others)]:
             try:
-                async with self.hops.passing(replica, scope, body) as answer:
-                    answers.append((_start(answer), await answer.read()))
+                answers.append(await self.hops.answer(replica, scope, body.again()))
             except (ReplicaAway, ReplicaLost) as error:
                 if not is_delete:
                     raise
                 lost = error
-            if not is_delete and answers[-1][0]["status"] >= HTTPStatus.BAD_REQUEST:
+            if not is_delete and answers[-1].status_code >= HTTPStatus.BAD_REQUEST:
                 break
         if lost is not None:
             raise lost
         if is_delete:  # a refusal counts most, then a success, then 404
-            answers.sort(key=lambda each: (each[0]["status"] != HTTPStatus.NOT_FOUND, each[0]["status"]))
-        start, content = answers[-1]
-        await send(start)
-        await send({"type": "http.response.body", "body": content})
+            answers.sort(key=lambda each: (each.status_code != HTTPStatus.NOT_FOUND, each.status_code))
+        await answers[-1](scope, body.again(), send)
 
     async def _forward(self, scope: Scope, target: Target, body: Body, send: Send) -> None:
-        """Have a request answered by its owner, also if that changes meanwhile. Raises `Gone`, and the `DjinnError` for
-        the client: `ReplicaMoving` if the body cannot be sent again, or if the session returns to where it was.
+        """Have a request answered by its owner, also if that changes meanwhile. Raises `ClientDisconnect`, and the
+        client's error: `ReplicaMoving` if the body cannot be sent again, or if the session returns to where it was.
         """
         fleet, owners, clock = self.fleet, self.owners, asyncio.get_running_loop().time
+        is_socket = scope["type"] == "websocket"
         waits_until, wait_s, asked, refused = clock() + PATIENCE_S, FIRST_WAIT_S, set[str](), set[str]()
         # Whether a replica has refused the request untouched, and whether all replicas were asked for the session.
         is_followed = has_sought = False
         # Why the last replica has done nothing, so that another try makes sense, and where the session moved.
         turned = list[tuple[str, str | None]]()
-        owner = await self._owner(scope, target, body)
+        owner = await owners.of(scope, target, body.whole)
         asked.add(owner.replica.name)
 
-        def note(status: int, headers: RawHeaders) -> None:
+        def note(status: int, headers: Headers) -> None:
             why, home, can_repeat = not_done(headers), moved_to(headers), body.can_repeat
             if status == HTTPStatus.MISDIRECTED_REQUEST:
                 why, is_known = MOVED, fleet.find(home) is not None
@@ -192,28 +222,24 @@ class Forwarding:
         while True:
             turned.clear()
             try:
-                if owner.replica is fleet.own:
-                    await self.app(scope, body.again(), send_unless_turned)
-                elif scope["type"] == "http":
-                    fleet.reachable(owner.replica.name)
-                    async with self.hops.passing(owner.replica, scope, body) as answer:
-                        await _pass(answer, send_unless_turned)
-                else:
-                    fleet.reachable(owner.replica.name)
-                    if target[0] is About.CREATE_RESPONSE and owner.path and not has_sought:
-                        # A first message goes to one replica alone, so this says before whether the session has moved.
-                        told = await self.hops.get([owner.replica], scope, owner.path, ANSWER_S)
-                        homes = [moved_to(answer.headers) for answer, _ in told.values()]
-                        turned += [(MOVED, home) for home in homes if home is not None]
-                    if not turned:
-                        await pass_socket(self.hops, owner.replica, scope, body.again(), send_unless_turned)
+                if target[0] is About.CREATE_RESPONSE and is_socket and owner.path and not has_sought:
+                    # A first message goes to one replica alone, so this says before whether the session has moved.
+                    told = await self.hops.get([owner.replica], scope, owner.path, ANSWER_S)
+                    homes = [moved_to(answer.raw_headers) for answer in told.values()]
+                    turned += [(MOVED, home) for home in homes if home is not None]
+                if not turned:
+                    app = self.app
+                    if owner.replica is not fleet.own:
+                        fleet.reachable(owner.replica.name)
+                        app = partial(pass_socket if is_socket else Hops.pass_on, self.hops, owner.replica)
+                    await app(scope, body.again(), send_unless_turned)
             except ReplicaAway:  # nothing was sent
                 if not body.can_repeat or (has_sought and owner.key is not None and not owner.is_new):
                     raise
                 if owner.key is None or owner.is_new:
                     owner = await owners.replaced(owner)
                 else:
-                    has_sought, owner = True, await self._owner(scope, target, body)
+                    has_sought, owner = True, await owners.of(scope, target, body.whole)
                 continue
             if not turned:
                 return
@@ -239,42 +265,7 @@ class Forwarding:
                 asked.add(home.name)
                 owner = Owner(home, owner.key, path=owner.path)
 
-    async def _owner(self, scope: Scope, target: Target, body: Body) -> Owner:
-        about, named = target
-        match about:
-            case About.SESSION:
-                return await self.owners.of_session(named, scope)
-            case About.RESPONSE:
-                return await self.owners.of_response(named, scope)
-            case About.FILES:
-                return await self.owners.of_files(scope["state"]["owner"], scope)
-            case About.CREATE_RESPONSE if (previous := previous_response(await body.whole())) is not None:
-                return await self.owners.of_response(previous, scope)
-            case About.CREATE_RESPONSE | About.CALL:
-                return await self.named(scope)
-            case _:
-                return self.placed(scope)
-
     def _count(self, scope: Scope, target: Target, way: str) -> None:
         if target[0] in OWNED and scope["type"] == "http":
             turn = "yes" if is_turn(scope) else "no"
             self.requests.labels(turn, way).inc()
-
-
-def _start(answer: Answer) -> Message:
-    """The head for the client. This server counts its requests, and the other one its tokens."""
-    headers = [
-        (name, value)
-        for name, value in answer.headers
-        if name not in NOT_PASSED and not (name.startswith(b"x-ratelimit-") and name.endswith(b"-requests"))
-    ]
-    return {"type": "http.response.start", "status": answer.status, "headers": headers}
-
-
-async def _pass(answer: Answer, send: Send) -> None:
-    """Send the replica's answer to the client as it comes. Raises `WireLost` if it ends early."""
-    await send(_start(answer))
-    is_over = False
-    while not is_over:
-        part, is_over = await answer.part()
-        await send({"type": "http.response.body", "body": part, "more_body": not is_over})

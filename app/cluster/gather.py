@@ -9,33 +9,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
-from urllib.parse import parse_qs
 
 import orjson
+from starlette.datastructures import Headers, QueryParams
 from starlette.responses import Response
-from starlette.types import Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from app.cluster.fleet import Fleet
-from app.cluster.hop import Answer, Body, Hops, target_bytes
+from app.cluster.fleet import Fleet, Replica, State
+from app.cluster.hop import NOT_OF_A_GET, Hops, silent, target_bytes
 from app.cluster.owners import EVENTS, FINDINGS, MEMORY, MODELS, UPLOADS, Owners
-from app.cluster.wires import WireLost
-from app.domain.errors import ReplicaAway, ReplicaLost
+from app.domain.errors import DjinnError, ReplicaAway, ReplicaLost
 from app.domain.homes import REPLICA_NAME
 from app.sessions.findings import FindingKind
 from app.web.sse import EventStream, sse_event
 
 PATIENCE_S = 8.0
 """How long a replica may take for its part. It waits less for its engine."""
-OF_EACH = frozenset({b"content-length", b"content-type", b"date", b"server"})
-"""Headers that describe one replica's part, not the whole."""
 DEFAULT_LIMIT = 20
 """Sessions on a page, the same as at a single server."""
 SAME = frozenset({"block_bytes", "block_tokens", "policy"})
 """Memory figures that are the same at all replicas of a model."""
 KINDS = get_args(FindingKind)
-LAST_ID = b"last-event-id"
+LAST_ID = "last-event-id"
 ONE_ID = re.compile(rf"({REPLICA_NAME.pattern})=([0-9a-f]{{1,16}}-[0-9]{{1,20}})")
 LONGEST_EVENT = 16 << 20
 WAITING = 64
@@ -48,7 +46,8 @@ class _Event(NamedTuple):
     id: str | None
 
 
-Events = AsyncGenerator[_Event, None]
+Told = tuple[str, "_Event | Response"]
+"""The next event of the replica of that name, or at the end of its stream its answer."""
 
 
 class Gathered:
@@ -59,41 +58,32 @@ class Gathered:
         self._owners = owners
         self._hops = hops
 
-    async def serve(self, scope: Scope, body: Body, send: Send) -> None:
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a GET. If this replica refuses it, the client gets that answer. If it fails, its part is missing."""
-        receive, limit = body.again(), _limit(scope["query_string"])
-        ways: dict[str, Callable[[Any], Any]] = {
-            MODELS: merged_models,
-            MEMORY: merged_memory,
-            FINDINGS: merged_findings,
-        }
-        ways |= dict.fromkeys(UPLOADS, merged_uploads)
-        make = ways.get(scope["path"], lambda pages: merged_page(pages, limit))
         async with contextlib.AsyncExitStack() as ends:
-            made = self._events(scope, ends) if scope["path"] == EVENTS else self._list(scope, make)
+            made = self._events(scope, ends) if scope["path"] == EVENTS else self._list(scope)
             await (await made)(scope, receive, send)
 
-    async def _list(self, scope: Scope, make: Callable[[Any], Any]) -> Response:
-        names = self._names
-        asked = [each for each in self._fleet if each.name in names]
-        told = await self._hops.get(asked, scope, target_bytes(scope), PATIENCE_S)
+    async def _list(self, scope: Scope) -> Response:
+        told = await self._hops.get(self._asked, scope, target_bytes(scope), PATIENCE_S)
         if not told:
             raise ReplicaAway("no replica answers: try again")
-        parts = {name: each for name, each in told.items() if each[0].status == 200}
-        first, content = told.get(self._fleet.here) or next(iter(told.values()))
-        if 200 != first.status < 500 or not parts:
-            return _whole(first, content)
-        whole = make([orjson.loads(content) for _, content in parts.values()])
+        parts = {replica.name: part for replica, part in told.items() if part.status_code == 200}
+        first = told.get(self._fleet.own) or next(iter(told.values()))
+        if 200 != first.status_code < 500 or not parts:
+            return first
+        pages, merged = [orjson.loads(part.body) for part in parts.values()], MERGED.get(scope["path"])
+        whole = merged_page(pages, _limit(scope)) if merged is None else merged(pages)
         if missing := self._missing(parts):
             whole["missing"] = missing
-        answer = _whole(next(iter(parts.values()))[0], orjson.dumps(whole))
-        answer.raw_headers += _marks(missing)
+        answer, first = Response(orjson.dumps(whole)), next(iter(parts.values()))
+        answer.raw_headers += [each for each in first.raw_headers if each[0] != b"content-length"] + _marks(missing)
         return answer
 
     @property
-    def _names(self) -> list[str]:
-        """The names of the replicas to ask now, including this one."""
-        return sorted({self._fleet.here, *(each.name for each in self._fleet.answering)})
+    def _asked(self) -> list[Replica]:
+        """The replicas to ask now, including this one, in the order of their names."""
+        return [each for each in self._fleet if each is self._fleet.own or each.state is not State.AWAY]
 
     def _missing(self, parts: Iterable[str]) -> list[str]:
         return sorted(self._owners.known - set(parts))
@@ -102,101 +92,109 @@ class Gathered:
 
     async def _events(self, scope: Scope, ends: contextlib.AsyncExitStack) -> Response:
         """The live stream. It lasts until `ends` is closed, or until a replica comes or goes: the client then comes
-        back, and gets a snapshot of those that are there. Raises `ReplicaAway` if one has just gone.
+        back, and gets a snapshot of those that are there. Raises `ReplicaAway` if one does not answer.
         """
-        names, answers, is_whole = self._names, dict[str, Answer](), False
-        given = next((value.decode("latin-1") for name, value in scope["headers"] if name == LAST_ID), "")
-        others, ids = [each for each in scope["headers"] if each[0] != LAST_ID], split_id(given, names)
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                while not is_whole:
-                    await ends.aclose()
-                    for name in names:
-                        replica = self._fleet.own if name == self._fleet.here else self._fleet.reachable(name)
-                        headers = [*others, (LAST_ID, ids[name].encode())] if name in ids else others
-                        got = self._hops.getting(replica, {**scope, "headers": headers})
-                        answers[name] = answer = await ends.enter_async_context(got)
-                        if 200 != answer.status < 500:
-                            return _whole(answer, await answer.read())
-                    streams = {name: _events_of(answer) for name, answer in answers.items() if answer.status == 200}
-                    first = {name: await anext(events) for name, events in streams.items()}
-                    is_whole = not (ids and any(event.name == "snapshot" for event in first.values()))
-                    ids = ids if is_whole else {}  # a snapshot is one of all
-        except (ReplicaLost, TimeoutError, StopAsyncIteration) as error:
-            raise ReplicaAway(f"a replica does not answer ({error or 'no event in time'}): try again") from error
-        stream = EventStream(self._merged(names, streams, first, dict(ids)))
-        limits = next(iter(answers.values())).headers
-        stream.raw_headers += [each for each in limits if each[0].startswith(b"x-ratelimit-")]
-        stream.raw_headers += _marks(self._missing(streams))
+        asked = self._asked
+        ids = split_id(Headers(scope=scope).get(LAST_ID, ""), [each.name for each in asked])
+        while True:
+            told, first, later, over = asyncio.Queue[Told](WAITING), dict[str, _Event](), list[Told](), set[str]()
+            for each in asked:
+                reading = asyncio.create_task(self._read(each, scope, ids.get(each.name, ""), told))
+                ends.callback(reading.cancel)
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    while len(first) + len(over) < len(asked):
+                        name, found = await told.get()
+                        if name in first:
+                            later.append((name, found))
+                        elif isinstance(found, _Event):
+                            first[name] = found
+                        elif 200 != found.status_code < 500:
+                            return found
+                        else:
+                            over.add(name)
+            except TimeoutError as error:
+                raise ReplicaAway("a replica has sent no event in time: try again") from error
+            if not first:
+                raise ReplicaAway("no replica answers: try again")
+            if not ids or all(event.name != "snapshot" for event in first.values()):
+                break
+            ids = {}  # a snapshot is one of all
+            await ends.aclose()
+        stream = EventStream(self._merged(asked, first, later, told, ids))
+        stream.raw_headers += _marks(self._missing(first))
         return stream
 
-    async def _merged(
-        self, names: list[str], streams: Mapping[str, Events], first: Mapping[str, _Event], ids: dict[str, str]
-    ) -> AsyncGenerator[bytes, None]:
-        """What the client gets. `ids` are the last events of each replica that it has."""
-        figures: dict[str, dict[str, Any]] = {name: {} for name in MERGED}
+    async def _read(self, replica: Replica, scope: Scope, last_id: str, told: asyncio.Queue[Told]) -> None:
+        """Tell the events of one replica's stream after that one, and at its end its answer without them."""
+        headers = [each for each in scope["headers"] if not each[0].startswith((*NOT_OF_A_GET, LAST_ID.encode()))]
+        if last_id:
+            headers.append((LAST_ID.encode(), last_id.encode()))
+        head, content = dict[str, Any](status=503), b""
 
-        def passed(name: str, event: _Event) -> bytes:
-            """As the client gets it. Figures are those of all, and empty until all have told theirs."""
+        async def take(message: Message) -> None:
+            nonlocal head, content
+            if message["type"] == "http.response.start":
+                head = dict(message)
+            content += message.get("body", b"")
+            if head["status"] == 200:
+                *blocks, content = content.split(b"\n\n")
+                for event in filter(None, map(_event_of, blocks)):
+                    await told.put((replica.name, event))
+            if len(content) > LONGEST_EVENT:
+                raise ReplicaLost(f"replica {replica.name} has sent an event that is too large")
+
+        with contextlib.suppress(DjinnError):
+            await self._hops.at(replica)({**scope, "headers": headers}, silent(), take)
+        answer = Response(content, head["status"])
+        answer.raw_headers = head.get("headers", [])
+        await told.put((replica.name, answer))
+
+    async def _merged(
+        self,
+        asked: list[Replica],
+        first: Mapping[str, _Event],
+        later: list[Told],
+        told: asyncio.Queue[Told],
+        ids: dict[str, str],
+    ) -> AsyncGenerator[bytes, None]:
+        """What the client gets. `ids` are the last events of each replica that it has. Figures are those of all, and
+        come once all have told theirs.
+        """
+        figures: dict[str, dict[str, Any]] = {}
+        pending = {name for name, event in first.items() if event.name == "snapshot"}
+        waiting, held = deque[Told]([*first.items(), *later]), list[Told]()
+        while self._asked == asked:
+            name, event = waiting.popleft() if waiting else await told.get()
+            if isinstance(event, Response) or (event.name == "snapshot" and name not in pending):
+                return  # one has ended, or has missed some: all begin anew
+            if pending and event.name != "snapshot":
+                held.append((name, event))
+                continue
             if event.id is not None:
                 ids[name] = event.id
-            data = event.data
-            if event.name in MERGED:
-                parts = figures[event.name]
+            data, has_id, merged = event.data, event.id is not None, MERGED.get(f"/v1/{event.name}")
+            if event.name == "snapshot":  # clients drop sessions that no part names
+                view = orjson.loads(data)
+                if not view["has_more"]:
+                    pending.discard(name)
+                has_id, data = not pending, orjson.dumps({**view, "has_more": bool(pending)})
+                if not pending:
+                    waiting.extendleft(reversed(held))
+            elif merged is not None:
+                parts = figures.setdefault(event.name, {})
                 parts[name] = orjson.loads(data)
-                if len(parts) < len(streams):
-                    return b""
-                data = orjson.dumps(MERGED[event.name](list(parts.values())))
-            return sse_event(event.name, data, joined_id(ids) if event.id is not None else None)
-
-        for name, event in first.items():
-            if event.name != "snapshot":
-                yield passed(name, event)
-                continue
-            part: _Event | None = event
-            while part is not None:  # clients drop sessions that no part names
-                view = orjson.loads(part.data)
-                if part.id is not None:
-                    ids[name] = part.id
-                is_last = name == list(first)[-1] and not view["has_more"]
-                data = orjson.dumps({**view, "has_more": not is_last})
-                yield sse_event("snapshot", data, joined_id(ids) if is_last else None)
-                part = await anext(streams[name], None) if view["has_more"] else None
-        waiting = asyncio.Queue[tuple[str, _Event | None]](WAITING)
-
-        async def read(name: str, events: Events) -> None:
-            async for event in events:
-                await waiting.put((name, event))
-            await waiting.put((name, None))
-
-        reading = [asyncio.create_task(read(name, events)) for name, events in streams.items()]
-        try:
-            while self._names == names:
-                name, found = await waiting.get()
-                if found is None or found.name == "snapshot":  # one has ended, or has missed some: all begin anew
-                    return
-                if content := passed(name, found):
-                    yield content
-        finally:
-            for task in reading:
-                task.cancel()
-            await asyncio.wait(reading)
+                if len(parts) < len(first):
+                    continue
+                data = orjson.dumps(merged(list(parts.values())))
+            yield sse_event(event.name, data, joined_id(ids) if has_id else None)
 
 
-async def _events_of(answer: Answer) -> Events:
-    """The events of one replica's stream, without comments, to its end."""
-    rest, is_over = b"", False
-    while not is_over and len(rest) <= LONGEST_EVENT:
-        try:
-            part, is_over = await answer.part()
-        except (WireLost, ReplicaLost):
-            return
-        *blocks, rest = (rest + part).split(b"\n\n")
-        for block in blocks:
-            lines = block.decode().split("\n")
-            fields = dict(line.split(": ", 1) for line in lines if not line.startswith(":"))
-            if "data" in fields:
-                yield _Event(fields["event"], fields["data"].encode(), fields.get("id"))
+def _event_of(block: bytes) -> _Event | None:
+    """The event; None for a comment."""
+    lines = block.decode().split("\n")
+    fields = dict(line.split(": ", 1) for line in lines if not line.startswith(":"))
+    return _Event(fields["event"], fields["data"].encode(), fields.get("id")) if "data" in fields else None
 
 
 def joined_id(ids: Mapping[str, str]) -> str:
@@ -264,15 +262,13 @@ def merged_findings(views: Sequence[Any]) -> Any:
     return {"data": sorted(found.values(), key=lambda each: KINDS.index(each["kind"])), "capacity": capacity}
 
 
-MERGED: dict[str, Callable[[Sequence[Any]], Any]] = {"memory": merged_memory, "findings": merged_findings}
-"""Events of figures, and how those of all replicas are one."""
-
-
-def _whole(head: Answer, content: bytes) -> Response:
-    """A response with the headers of a replica's answer, such as the tenant's limits."""
-    answer = Response(content, head.status, media_type=dict(head.headers).get(b"content-type", b"").decode("latin-1"))
-    answer.raw_headers += [each for each in head.headers if each[0] not in OF_EACH]
-    return answer
+MERGED: dict[str, Callable[[Sequence[Any]], Any]] = {
+    **dict.fromkeys(UPLOADS, merged_uploads),
+    MODELS: merged_models,
+    MEMORY: merged_memory,
+    FINDINGS: merged_findings,
+}
+"""How the answers of all replicas to a path are one, and their events of that name. All else are pages of sessions."""
 
 
 def _marks(missing: Sequence[str]) -> list[tuple[bytes, bytes]]:
@@ -280,7 +276,7 @@ def _marks(missing: Sequence[str]) -> list[tuple[bytes, bytes]]:
     return [(b"djinn-missing", ",".join(missing).encode())] if missing else []
 
 
-def _limit(query: bytes) -> int:
+def _limit(scope: Scope) -> int:
     """The page size. The replicas refuse numbers that are out of range."""
-    (text,) = parse_qs(query.decode("latin-1")).get("limit", [""])[-1:]
+    text = QueryParams(scope["query_string"]).get("limit", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 5 else DEFAULT_LIMIT

@@ -18,19 +18,23 @@ import logging
 import math
 import socket
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 from urllib.parse import unquote
 
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.cluster.fleet import Fleet, Replica
 from app.cluster.key import ClusterKey
 from app.cluster.wires import Headers, Wire, WireLost
-from app.domain.errors import DjinnError, PeerStranger, ReplicaAway, ReplicaLost, TooLarge
+from app.domain.errors import DjinnError, PeerStranger, ReplicaAway, ReplicaLost
 from app.web.middleware import HOP
+from app.web.sse import disconnected
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +47,8 @@ MOST_IDLE = 256
 """How many unused connections to each replica are kept."""
 SHUNNED_S = 0.5
 """How long a replica that refuses connections counts as away: it may be back soon."""
-KEPT_BYTES = 1 << 20
-"""How much of a body is kept while it is sent on. A longer one cannot be sent to a second replica."""
 LARGEST = 64 << 20
 """Most bytes of an answer that is read whole."""
-WAITING = 64
-"""Messages of this replica's own answer that may wait for their reader."""
 REPEATABLE = (b"GET", b"HEAD", b"OPTIONS")
 """Methods of requests that do no harm if they are done twice."""
 NOT_OF_A_GET = (b"content-length", b"transfer-encoding", b"sec-websocket")
@@ -59,6 +59,8 @@ HOP_BY_HOP = frozenset(
     b"upgrade".split()
 )
 """Headers of one connection, not of a request or an answer (RFC 9110, 7.6.1)."""
+ADDED = frozenset({b"date", b"server", b"x-request-id", b"request-id"})
+"""Headers that this server adds to every answer itself."""
 OWN = frozenset({b"expect", b"origin", b"x-request-id", b"x-forwarded-for", HOP_HEADER})
 """Request headers that are not passed on: this server has checked the origin, and names the client itself."""
 
@@ -104,110 +106,31 @@ def forwarded(scope: Scope) -> Headers:
     return found
 
 
-class Gone(Exception):
-    """The client has gone, or its body was refused."""
-
-
-class Body:
-    """What a client sends: the body of a request, or the messages of a WebSocket. It is sent on as it comes. The body,
-    or the handshake and the first message, is kept while the request may have to be repeated.
-    """
-
-    def __init__(self, receive: Receive | None) -> None:
-        """None: the body is empty, and its client stays."""
-        self.refusal: DjinnError | None = None
-        """Why the body was refused, if it was."""
-        self.is_gone = False
-        """Whether the client has gone, as far as that was seen."""
-        self._receive = receive or _nothing
-        self._kept: list[Message] = [] if receive else [{"type": "http.request"}]
-        self._room: float = KEPT_BYTES
-        self._is_whole = asyncio.Event()
-        if receive is None:
-            self._is_whole.set()
-
-    @property
-    def can_repeat(self) -> bool:
-        """Whether all that has come is still here."""
-        return self._room >= 0
-
-    def drop(self) -> None:
-        """Keep nothing any more: it will not be repeated."""
-        self._kept, self._room = [], -1
-
-    async def whole(self) -> bytes:
-        """All of it, which is kept whatever its length. Raises `Gone`."""
-        self._room = math.inf
-        while not self._is_whole.is_set():
-            await self.take()
-        return b"".join(map(content_of, self._kept))
-
-    async def content(self) -> bytes | AsyncIterator[bytes]:
-        """All of it: bytes if it has arrived whole, else its parts as they come. Raises `Gone`."""
-        if not self._kept:
-            await self.take()
-        return await self.whole() if self._is_whole.is_set() and self.can_repeat else self._parts(list(self._kept))
-
-    def again(self) -> Receive:
-        """An ASGI `receive` that begins with the body again."""
-        kept = list(self._kept)
-
-        async def receive() -> Message:
-            return kept.pop(0) if kept else await self._next()
-
-        return receive
-
-    async def abort_when_gone(self, wire: Wire) -> None:
-        """End the connection when the client has gone. That is noticed only once its body is whole."""
-        await self._is_whole.wait()
-        while not self.is_gone:
-            await self._next()
-        wire.abort()
-
-    async def take(self) -> bytes:
-        """What it sends next. Raises `Gone`."""
-        try:
-            message = await self._next()
-        except (DjinnError, HTTPException) as error:
-            self.refusal = error if isinstance(error, DjinnError) else TooLarge(error.detail)
-            raise Gone from error
-        if self.is_gone:
-            raise Gone
-        return content_of(message)
-
-    async def _parts(self, kept: list[Message]) -> AsyncIterator[bytes]:
-        for message in kept:
-            yield content_of(message)
-        while not self._is_whole.is_set():
-            if part := await self.take():
-                yield part
-
-    async def _next(self) -> Message:
-        """What the client sends next. It is kept if it is of the body."""
-        message = await self._receive()
-        if message["type"] in ("http.disconnect", "websocket.disconnect"):
-            self.is_gone = True
-        elif not self._is_whole.is_set():
-            self._room -= len(content_of(message))
-            if self.can_repeat:
-                self._kept.append(message)
-            else:
-                self.drop()
-            if message["type"] != "websocket.connect" and not message.get("more_body", False):
-                self._is_whole.set()
-        return message
+def passed(headers: Headers) -> Headers:
+    """A replica's headers for the client. This server counts its requests, and the other one its tokens."""
+    return [
+        (name, value)
+        for name, value in end_to_end(headers)
+        if name not in ADDED and not (name.startswith(b"x-ratelimit-") and name.endswith(b"-requests"))
+    ]
 
 
 def content_of(message: Message) -> bytes:
-    """The bytes of a part of a body, or of a message of a WebSocket."""
+    """The bytes of a part of a body, or of a message of a WebSocket. Raises `ClientDisconnect` if it is none."""
+    if message["type"] in ("http.disconnect", "websocket.disconnect"):
+        raise ClientDisconnect
     found: bytes | str = message.get("text") or message.get("bytes") or message.get("body") or b""
     return found.encode() if isinstance(found, str) else found
 
 
-async def _nothing() -> Message:
-    """A client that has no more to send, and stays."""
-    await asyncio.Event().wait()
-    raise AssertionError
+def silent() -> Receive:
+    """The ASGI `receive` of a client that sends nothing, and stays."""
+    messages: list[Message] = [{"type": "http.request"}]
+
+    async def receive() -> Message:
+        return messages.pop() if messages else await asyncio.get_running_loop().create_future()
+
+    return receive
 
 
 @dataclass(slots=True)
@@ -219,8 +142,8 @@ class Answer:
     headers: Headers
     part: Callable[[], Awaitable[tuple[bytes, bool]]]
     """The next part of the body, and whether it is the last. Raises `WireLost`, and `ReplicaLost` for this replica."""
-    hand_over: Callable[[], socket.socket] | None = None
-    """The connection after a 101: see `Wire.hand_over`. None: there is no connection."""
+    hand_over: Callable[[], socket.socket]
+    """The connection after a 101: see `Wire.hand_over`."""
 
     async def read(self, most: int = LARGEST) -> bytes:
         """The whole body. Raises `ReplicaLost` for one with more bytes than `most`, `WireLost`."""
@@ -273,57 +196,97 @@ class Hops:
 
     # Requests.
 
-    @contextlib.asynccontextmanager
-    async def passing(self, replica: Replica, scope: Scope, body: Body) -> AsyncIterator[Answer]:
-        """The replica's answer to a client's request, within the block. If the client goes away, the connection to the
-        replica ends too. Raises `Gone`, `ReplicaAway` (nothing was done), `ReplicaLost`.
+    def at(self, replica: Replica) -> ASGIApp:
+        """What answers requests there."""
+        return self._answer_here if replica is self.fleet.own else partial(self.pass_on, replica)
+
+    async def _answer_here(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self.inside({**scope, "state": dict(scope["state"])}, receive, send)
+        except (DjinnError, HTTPException, ClientDisconnect):
+            raise
+        except Exception as error:  # whatever it is, who waits for the answer must hear that none comes
+            logger.exception("this replica could not answer for itself")
+            raise ReplicaLost("this replica has not answered to the end") from error
+
+    async def pass_on(self, replica: Replica, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have another replica answer a client's request. If the client goes away, the connection to the replica ends
+        too. Raises `ClientDisconnect`, `ReplicaAway` (nothing was done), `ReplicaLost`.
         """
-        if replica is self.fleet.own:
-            async with self._asking_here(scope, body.again()) as answer:
-                yield answer
-            return
+        first, is_whole, is_gone = await receive(), asyncio.Event(), False
+
+        async def parts(message: Message) -> AsyncIterator[bytes]:
+            while message.get("more_body", False):
+                yield content_of(message)
+                message = await receive()
+            yield content_of(message)
+            is_whole.set()
+
+        async def abort_when_gone(wire: Wire) -> None:
+            nonlocal is_gone
+            await is_whole.wait()
+            await disconnected(receive)
+            is_gone = True
+            wire.abort()
+
+        content: bytes | AsyncIterator[bytes] = parts(first)
+        if not first.get("more_body", False):
+            content = content_of(first)
+            is_whole.set()
         counts = scope["method"] != "GET"
         self.passing_on += counts
         try:
-            content, method = await body.content(), scope["method"].encode()
-            asked = self.asking(replica, method, target_bytes(scope), forwarded(scope), content, body)
-            async with asked as answer:
-                yield answer
+            method, target = scope["method"].encode(), target_bytes(scope)
+            async with self.asking(replica, method, target, forwarded(scope), content, abort_when_gone) as answer:
+                headers, is_over = passed(answer.headers), False
+                await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+                while not is_over:
+                    part, is_over = await answer.part()
+                    await send({"type": "http.response.body", "body": part, "more_body": not is_over})
         except ReplicaLost:
-            if body.is_gone:
-                raise Gone from None
+            if is_gone:
+                raise ClientDisconnect from None
             raise
         finally:
             self.passing_on -= counts
 
-    def getting(self, replica: Replica, scope: Scope, path: bytes = b"") -> AbstractAsyncContextManager[Answer]:
-        """The replica's answer to a GET in the name of the client whose request has that `scope`: of the request's
-        path, or of another. Raises `ReplicaAway`, `ReplicaLost`.
+    async def answer(self, replica: Replica, scope: Scope, receive: Receive) -> Response:
+        """The whole answer of a replica, or of this one. Raises `ReplicaAway`, `ReplicaLost`, `ClientDisconnect`."""
+        messages, size = list[Message](), 0
+
+        async def take(message: Message) -> None:
+            nonlocal size
+            messages.append(message)
+            size += len(message.get("body", b""))
+            if size > LARGEST:
+                raise ReplicaLost(f"the answer of replica {replica.name} is too large")
+
+        await self.at(replica)(scope, receive, take)
+        if len(messages) < 2 or messages[-1].get("more_body", False):
+            raise ReplicaLost(f"replica {replica.name} has not answered to the end")
+        found = Response(b"".join(each.get("body", b"") for each in messages), messages[0]["status"])
+        found.raw_headers = passed(messages[0].get("headers", []))
+        return found
+
+    async def get(
+        self, replicas: Sequence[Replica], scope: Scope, path: bytes, patience_s: float
+    ) -> dict[Replica, Response]:
+        """The replicas' answers to a GET in the name of the client whose request has that `scope`. A replica that gives
+        none within `patience_s` seconds is left out.
         """
-        raw_path, _, query = (path or target_bytes(scope)).partition(b"?")
+        raw_path, _, query = path.partition(b"?")
         headers = [each for each in scope["headers"] if not each[0].startswith(NOT_OF_A_GET)]
         asked = {**scope, "type": "http", "method": "GET", "headers": headers, "raw_path": raw_path}
         asked |= {"path": unquote(raw_path.decode("latin-1")), "query_string": query}
-        return self.passing(replica, asked, Body(None))
 
-    async def get(
-        self, replicas: Iterable[Replica], scope: Scope, path: bytes, patience_s: float
-    ) -> dict[str, tuple[Answer, bytes]]:
-        """Such answers of several replicas, read whole, by the replica's name. One that gives none within `patience_s`
-        seconds is left out.
-        """
+        async def ask(replica: Replica) -> Response | None:
+            with contextlib.suppress(ReplicaAway, ReplicaLost, TimeoutError):
+                async with asyncio.timeout(patience_s):
+                    return await self.answer(replica, asked, silent())
+            return None
 
-        async def ask(replica: Replica) -> tuple[Answer, bytes]:
-            async with asyncio.timeout(patience_s), self.getting(replica, scope, path) as answer:
-                return answer, await answer.read()
-
-        told = {}
-        for found in await asyncio.gather(*map(ask, replicas), return_exceptions=True):
-            if not isinstance(found, BaseException):
-                told[found[0].replica.name] = found
-            elif not isinstance(found, ReplicaAway | ReplicaLost | TimeoutError):
-                raise found
-        return told
+        told = await asyncio.gather(*map(ask, replicas))
+        return {replica: each for replica, each in zip(replicas, told, strict=True) if each is not None}
 
     @contextlib.asynccontextmanager
     async def asking(
@@ -333,10 +296,10 @@ class Hops:
         target: bytes,
         headers: Headers,
         content: bytes | AsyncIterator[bytes] = b"",
-        body: Body | None = None,
+        watch: Callable[[Wire], Coroutine[Any, Any, None]] | None = None,
     ) -> AsyncIterator[Answer]:
-        """The answer of a replica. It is cut when the replica is lost, or when the client goes away whose `body` that
-        is. Raises `ReplicaAway`, `ReplicaLost`.
+        """The answer of a replica. It is cut when the replica is lost, and `watch` may end the connection too. Raises
+        `ReplicaAway`, `ReplicaLost`.
         """
         host, port = replica.address
         headers.append((HOP_HEADER, self.proof(replica.name)))
@@ -351,13 +314,13 @@ class Hops:
             except OSError as error:
                 replica.shun(SHUNNED_S)
                 raise ReplicaAway(f"replica {replica.name} cannot be reached: try again") from error
-            watching = None if body is None else asyncio.create_task(body.abort_when_gone(wire))
+            watching = None if watch is None else asyncio.create_task(watch(wire))
             with self.cutting(replica, wire.abort):
                 try:
                     try:
                         status, found = await wire.ask(method, target, headers, content)
                     except WireLost:
-                        if may_repeat and was_used and not (body is not None and body.is_gone):
+                        if may_repeat and was_used and not wire.is_aborted:
                             continue  # it had just closed
                         raise
                     yield Answer(replica, status, end_to_end(found), wire.part, wire.hand_over)
@@ -390,35 +353,6 @@ class Hops:
             raise ReplicaLost(f"{message}; whether the request was done is not known") from error
         finally:
             under_way.discard(abort)
-
-    @contextlib.asynccontextmanager
-    async def _asking_here(self, scope: Scope, receive: Receive) -> AsyncIterator[Answer]:
-        """The answer of this server, without a connection. Raises `ReplicaLost` if there is none, or only a part."""
-        messages = asyncio.Queue[Message](WAITING)
-
-        async def run() -> None:
-            try:
-                await self.inside({**scope, "state": dict(scope["state"])}, receive, messages.put)
-            except Exception:  # whatever it is, who waits for the answer must hear that none comes
-                logger.exception("this replica could not answer for itself")
-            await messages.put({"type": "over"})
-
-        async def next_of(kind: str) -> Message:
-            if (message := await messages.get())["type"] != kind:
-                raise ReplicaLost("this replica has not answered to the end")
-            return message
-
-        async def part() -> tuple[bytes, bool]:
-            message = await next_of("http.response.body")
-            return message.get("body", b""), not message.get("more_body", False)
-
-        running = asyncio.create_task(run())
-        try:
-            start = await next_of("http.response.start")
-            yield Answer(self.fleet.own, start["status"], end_to_end(start.get("headers", [])), part)
-        finally:
-            running.cancel()
-            await asyncio.wait([running])
 
     # Replicas that are lost.
 

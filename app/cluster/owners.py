@@ -11,6 +11,7 @@ import asyncio
 import codecs
 import enum
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 import orjson
+from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from app.cluster.fleet import Fleet, Replica, State
@@ -25,10 +27,12 @@ from app.cluster.hop import Hops, moved_to, not_done
 from app.cluster.membership import Membership, name_key, response_key, session_key
 from app.domain.errors import DirectoryAway, ReplicaAway
 from app.domain.homes import home_of, home_of_response
-from app.domain.values import SessionId
+from app.domain.text import header_text
+from app.domain.values import MAX_NAME, SessionId
 from app.openai.response_store import ResponseStore
 from app.sessions.named import BoundSessions
 from app.sessions.table import SessionTable
+from app.web.idempotency import HEADER as IDEMPOTENCY_KEY
 from app.web.middleware import SESSION_HEADER, TOKEN_HEADER
 
 logger = logging.getLogger(__name__)
@@ -117,10 +121,13 @@ def previous_response(content: bytes) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def path_of(response_id: str) -> bytes:
-    """Of the response or conversation."""
-    kind = CONVERSATIONS if response_id.startswith("conv_") else RESPONSES
-    return f"{kind}/{quote(response_id, safe='')}".encode()
+def name_in(scope: Scope) -> str | None:
+    """The name or id by which a call's headers name a session. None, too, for a name that any replica refuses."""
+    headers = Headers(scope=scope)
+    names = [header_text(each) for each in headers.getlist(SESSION_HEADER)]
+    if not names and home_of(token := headers.get(TOKEN_HEADER, "")) is not None:
+        names = [token]
+    return names[0] if names and 0 < len(names[0]) <= MAX_NAME else None
 
 
 REMEMBERED = 100_000
@@ -179,33 +186,30 @@ class Owners:
         """The names of all replicas that may have sessions, present or not, including this one."""
         return {*self._names.known, *(each.name for each in self._fleet.answering), self._fleet.here}
 
-    async def of_session(self, session_id: str, scope: Scope) -> Owner:
-        """The replica that has the session, for the client whose request has that `scope`. Raises `ReplicaAway`."""
-        is_here, path = self._sessions.has(SessionId(session_id)), f"{SESSIONS}/{quote(session_id, safe='')}"
-        return await self._of_id(session_key(session_id), home_of(session_id), is_here, path.encode(), scope)
-
-    async def of_response(self, response_id: str, scope: Scope) -> Owner:
-        """The replica that has the response or conversation. Raises `ReplicaAway`."""
-        is_here, home = self._responses.has(response_id), home_of_response(response_id)
-        return await self._of_id(response_key(response_id), home, is_here, path_of(response_id), scope)
-
-    async def of_name(self, owner: str | None, name: str, scope: Scope) -> Owner:
-        """The replica that has the session with that name or id. A new name is placed where there is room. So is one
-        whose replica is gone for good, if no other has it. Raises `ReplicaAway` and `DirectoryAway`.
+    async def of(self, scope: Scope, target: Target, whole: Callable[[], Awaitable[bytes]]) -> Owner:
+        """The replica for a request, whose body `whole` returns. What is new is placed where there is room, with an
+        `Idempotency-Key` at the same replica at each try. So is a new name, and one whose replica is gone for good, if
+        no other has it. Raises `ReplicaAway`, `DirectoryAway` and `ClientDisconnect`.
         """
+        about, named = target
+        owner: str | None = scope["state"]["owner"]
+        if about is About.CREATE_RESPONSE and (previous := previous_response(await whole())) is not None:
+            about, named = About.RESPONSE, previous
+        if about in (About.SESSION, About.RESPONSE):
+            return await self._of_id(about, named, scope)
+        if about is About.FILES:
+            return await self._of_key(f"files {owner or ''}", None, b"", scope)
+        name = None if about is About.NEW else name_in(scope)
+        if name is None:
+            key = Headers(scope=scope).get(IDEMPOTENCY_KEY)
+            return Owner(self._fleet.place(key=None if key is None else f"{owner or ''} {key}"))
         is_id = home_of(name) is not None
         if self._bound.has(owner, name):
             return Owner(self._fleet.own, None if is_id else name_key(owner, name))
         if is_id:
-            return await self.of_session(name, scope)
+            return await self._of_id(About.SESSION, name, scope)
         path = f"{SESSIONS}?limit=1&name={quote(name, safe='')}".encode()
         return await self._of_key(name_key(owner, name), None, path, scope)
-
-    async def of_files(self, owner: str | None, scope: Scope) -> Owner:
-        """The replica that keeps the owner's files and batches: all of them are at one. Raises `ReplicaAway` and
-        `DirectoryAway`.
-        """
-        return await self._of_key(f"files {owner or ''}", None, b"", scope)
 
     async def replaced(self, owner: Owner) -> Owner:
         """Another replica for something new, as the first takes nothing. Raises `ReplicaAway` and `DirectoryAway`."""
@@ -220,10 +224,21 @@ class Owners:
         except DirectoryAway as error:
             logger.warning("%s; what has moved is known here alone", error.message)
 
-    async def _of_id(self, key: str, home: str | None, is_here: bool, path: bytes, scope: Scope) -> Owner:
+    async def _of_id(self, about: About, named: str, scope: Scope) -> Owner:
+        """The replica that has the session, or the response or conversation, of that id."""
+        if about is About.SESSION:
+            key, home, is_here, kind = (
+                session_key(named),
+                home_of(named),
+                self._sessions.has(SessionId(named)),
+                SESSIONS,
+            )
+        else:
+            key, home, is_here = response_key(named), home_of_response(named), self._responses.has(named)
+            kind = CONVERSATIONS if named.startswith("conv_") else RESPONSES
         if is_here or home is None:  # no replica makes ids without a home: this one says whether the caller may ask
             return Owner(self._fleet.own, key if is_here else None)
-        return await self._of_key(key, home, path, scope)
+        return await self._of_key(key, home, f"{kind}/{quote(named, safe='')}".encode(), scope)
 
     async def _of_key(self, key: str, home: str | None, path: bytes, scope: Scope) -> Owner:
         """The replica that owns a key: the remembered one, its home, the store's entry, or the replica that claims it
@@ -281,15 +296,16 @@ class Owners:
         async with self._at_once:
             told = await self._hops.get(self._fleet.answering, scope, path, PATIENCE_S)
         has = [
-            answer.replica
-            for answer, content in told.values()
-            if not_done(answer.headers) == "moving"
-            or (answer.status == 200 and orjson.loads(content).get("data") != [])  # a list of those with the name
+            replica
+            for replica, answer in told.items()
+            if not_done(answer.raw_headers) == "moving"
+            or (answer.status_code == 200 and orjson.loads(answer.body).get("data") != [])  # a list of those so named
         ]
-        homes = {answer.replica: moved_to(answer.headers) for answer, _ in told.values()}
+        homes = {replica: moved_to(answer.raw_headers) for replica, answer in told.items()}
         left = {replica: self._fleet.find(home) for replica, home in homes.items() if home is not None}
         last = [home for home in left.values() if home is not None and home not in left]  # not handed on since
-        silent = {*self._names.known, *told} - {name for name, each in told.items() if each[0].status in DEFINITE}
+        sure = {replica.name for replica, answer in told.items() if answer.status_code in DEFINITE}
+        silent = {*self._names.known, *(each.name for each in told)} - sure
         if silent:  # a replica may have forgotten where it sent the session
             last = [home for home in last if home.state is not State.AWAY and home not in homes]
         found = next(iter([*has, *last]), None)

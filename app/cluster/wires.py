@@ -41,7 +41,8 @@ class Wire(asyncio.Protocol):
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=LONGEST_HEAD)
         self._transport: asyncio.Transport
         self._untaken = 0
-        self._is_aborted = False
+        self.is_aborted = False
+        """Whether it was ended here."""
         self._expiry: asyncio.TimerHandle
         self._news, self._room = asyncio.Event(), asyncio.Event()
         """What a reader and a writer wait for."""
@@ -73,14 +74,14 @@ class Wire(asyncio.Protocol):
 
     def abort(self) -> None:
         """End it at once: its reader gets `WireLost`."""
-        self._is_aborted = True
+        self.is_aborted = True
         self._transport.abort()
         self._news.set()
 
     @property
     def is_fresh(self) -> bool:
         """Whether nothing has arrived and nobody has closed it since its last request."""
-        return not self._is_aborted and self._http.trailing_data == (b"", False)
+        return not self.is_aborted and self._http.trailing_data == (b"", False)
 
     def rest(self) -> bool:
         """Wait for the next request, for a while. Ends the connection and returns False if the last exchange is not
@@ -155,7 +156,7 @@ class Wire(asyncio.Protocol):
 
     async def _event(self) -> Any:
         """The next one, as soon as it has arrived."""
-        while not self._is_aborted:
+        while not self.is_aborted:
             if (event := self._next()) is not h11.NEED_DATA:
                 return event
             self._untaken = 0
