@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 
@@ -62,7 +63,7 @@ class Cluster:
         self._registry = registry
         registry.table.require_home = self.departures.require_home
         self.arrivals.on_taken = lambda session: self._tasks.start(self._has_come(session))
-        membership.held = self._held
+        membership.held = lambda: itertools.chain.from_iterable(map(self._keys, registry.table))
         for state in State:
             registry.metrics.cluster_replicas.labels(state.value).set_function(partial(self._count, state))
 
@@ -109,12 +110,6 @@ class Cluster:
     def away(self) -> list[str]:
         """Names of replicas that may have sessions, and do not answer."""
         return sorted(self.owners.known - {each.name for each in self.fleet.answering} - {self.membership.name})
-
-    # What the store knows of sessions here.
-
-    def _held(self) -> Iterator[str]:
-        for session in self._registry.table:
-            yield from self._keys(session)
 
     def _keys(self, session: Session) -> Iterator[str]:
         """The session's keys in the store. A session whose id names this replica needs none for its id."""

@@ -197,24 +197,23 @@ class Forwarding:
         owner = await owners.of(scope, target, body.whole)
         asked.add(owner.replica.name)
 
-        def note(status: int, headers: Headers) -> None:
-            why, home, can_repeat = not_done(headers), moved_to(headers), body.can_repeat
-            if status == HTTPStatus.MISDIRECTED_REQUEST:
-                why, is_known = MOVED, fleet.find(home) is not None
-                goes_on = is_known or (can_repeat and owner.path != b"" and not has_sought)
-            elif why == MOVES:
-                goes_on = can_repeat and clock() < waits_until
-            else:
-                is_free = owner.key is None or owner.is_new
-                goes_on = why in REFUSED and can_repeat and is_free and owner.replica.name not in refused
-            if why is not None and goes_on:
-                turned.append((why, home))
-            else:
-                self._count(scope, target, FOLLOWED if is_followed else HERE if owner.replica is fleet.own else HOPPED)
-
         async def send_unless_turned(message: Message) -> None:
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
-                note(message["status"], message.get("headers", []))
+                headers: Headers = message.get("headers", [])
+                why, home, can_repeat = not_done(headers), moved_to(headers), body.can_repeat
+                if message["status"] == HTTPStatus.MISDIRECTED_REQUEST:
+                    why, is_known = MOVED, fleet.find(home) is not None
+                    goes_on = is_known or (can_repeat and owner.path != b"" and not has_sought)
+                elif why == MOVES:
+                    goes_on = can_repeat and clock() < waits_until
+                else:
+                    is_free = owner.key is None or owner.is_new
+                    goes_on = why in REFUSED and can_repeat and is_free and owner.replica.name not in refused
+                if why is not None and goes_on:
+                    turned.append((why, home))
+                else:
+                    way = FOLLOWED if is_followed else HERE if owner.replica is fleet.own else HOPPED
+                    self._count(scope, target, way)
             if not turned:
                 body.drop()
                 await send(message)
@@ -267,5 +266,4 @@ class Forwarding:
 
     def _count(self, scope: Scope, target: Target, way: str) -> None:
         if target[0] in OWNED and scope["type"] == "http":
-            turn = "yes" if is_turn(scope) else "no"
-            self.requests.labels(turn, way).inc()
+            self.requests.labels("yes" if is_turn(scope) else "no", way).inc()

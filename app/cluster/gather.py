@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from app.cluster.fleet import Fleet, Replica, State
 from app.cluster.hop import NOT_OF_A_GET, Hops, silent, target_bytes
-from app.cluster.owners import EVENTS, FINDINGS, MEMORY, MODELS, UPLOADS, Owners
+from app.cluster.owners import Owners
 from app.domain.errors import DjinnError, ReplicaAway, ReplicaLost
 from app.domain.homes import REPLICA_NAME
 from app.sessions.findings import FindingKind
@@ -61,7 +61,7 @@ class Gathered:
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a GET. If this replica refuses it, the client gets that answer. If it fails, its part is missing."""
         async with contextlib.AsyncExitStack() as ends:
-            made = self._events(scope, ends) if scope["path"] == EVENTS else self._list(scope)
+            made = self._events(scope, ends) if scope["path"] == "/v1/events" else self._list(scope)
             await (await made)(scope, receive, send)
 
     async def _list(self, scope: Scope) -> Response:
@@ -72,7 +72,10 @@ class Gathered:
         first = told.get(self._fleet.own) or next(iter(told.values()))
         if 200 != first.status_code < 500 or not parts:
             return first
-        pages, merged = [orjson.loads(part.body) for part in parts.values()], MERGED.get(scope["path"])
+        pages, merged = (
+            [orjson.loads(part.body) for part in parts.values()],
+            MERGED.get(scope["path"].removeprefix("/v1/")),
+        )
         whole = merged_page(pages, _limit(scope)) if merged is None else merged(pages)
         if missing := self._missing(parts):
             whole["missing"] = missing
@@ -173,7 +176,7 @@ class Gathered:
                 continue
             if event.id is not None:
                 ids[name] = event.id
-            data, has_id, merged = event.data, event.id is not None, MERGED.get(f"/v1/{event.name}")
+            data, has_id, merged = event.data, event.id is not None, MERGED.get(event.name)
             if event.name == "snapshot":  # clients drop sessions that no part names
                 view = orjson.loads(data)
                 if not view["has_more"]:
@@ -263,12 +266,13 @@ def merged_findings(views: Sequence[Any]) -> Any:
 
 
 MERGED: dict[str, Callable[[Sequence[Any]], Any]] = {
-    **dict.fromkeys(UPLOADS, merged_uploads),
-    MODELS: merged_models,
-    MEMORY: merged_memory,
-    FINDINGS: merged_findings,
+    **dict.fromkeys(("vectors", "dictionaries", "lenses", "probes"), merged_uploads),
+    "models": merged_models,
+    "memory": merged_memory,
+    "findings": merged_findings,
 }
-"""How the answers of all replicas to a path are one, and their events of that name. All else are pages of sessions."""
+"""How the answers of all replicas to that path are one, and their events of that name. All else are pages of sessions.
+"""
 
 
 def _marks(missing: Sequence[str]) -> list[tuple[bytes, bytes]]:

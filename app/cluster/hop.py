@@ -16,10 +16,8 @@ import contextlib
 import itertools
 import logging
 import math
-import socket
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -131,29 +129,6 @@ def silent() -> Receive:
         return messages.pop() if messages else await asyncio.get_running_loop().create_future()
 
     return receive
-
-
-@dataclass(slots=True)
-class Answer:
-    """A replica's answer: its head, and its body as it comes."""
-
-    replica: Replica
-    status: int
-    headers: Headers
-    part: Callable[[], Awaitable[tuple[bytes, bool]]]
-    """The next part of the body, and whether it is the last. Raises `WireLost`, and `ReplicaLost` for this replica."""
-    hand_over: Callable[[], socket.socket]
-    """The connection after a 101: see `Wire.hand_over`."""
-
-    async def read(self, most: int = LARGEST) -> bytes:
-        """The whole body. Raises `ReplicaLost` for one with more bytes than `most`, `WireLost`."""
-        content, is_over = bytearray(), False
-        while not is_over:
-            part, is_over = await self.part()
-            content += part
-            if len(content) > most:
-                raise ReplicaLost(f"the answer of replica {self.replica.name} is too large")
-        return bytes(content)
 
 
 class Hops:
@@ -297,9 +272,9 @@ class Hops:
         headers: Headers,
         content: bytes | AsyncIterator[bytes] = b"",
         watch: Callable[[Wire], Coroutine[Any, Any, None]] | None = None,
-    ) -> AsyncIterator[Answer]:
-        """The answer of a replica. It is cut when the replica is lost, and `watch` may end the connection too. Raises
-        `ReplicaAway`, `ReplicaLost`.
+    ) -> AsyncIterator[Wire]:
+        """A connection on which a replica answers. It is cut when the replica is lost, and `watch` may end it too.
+        Raises `ReplicaAway`, `ReplicaLost`.
         """
         host, port = replica.address
         headers.append((HOP_HEADER, self.proof(replica.name)))
@@ -318,12 +293,12 @@ class Hops:
             with self.cutting(replica, wire.abort):
                 try:
                     try:
-                        status, found = await wire.ask(method, target, headers, content)
+                        await wire.ask(method, target, headers, content)
                     except WireLost:
                         if may_repeat and was_used and not wire.is_aborted:
                             continue  # it had just closed
                         raise
-                    yield Answer(replica, status, end_to_end(found), wire.part, wire.hand_over)
+                    yield wire
                     return
                 finally:
                     if watching is not None:
@@ -385,7 +360,7 @@ class Hops:
             while replica.is_member and (missed or self._under_way[replica.name]):
                 try:
                     async with asyncio.timeout(LOOK_PATIENCE_S), self.asking(replica, b"GET", b"/health", []) as answer:
-                        await answer.read()
+                        await answer.read(LARGEST)
                     if missed >= MISSES:
                         logger.info("%s answers again", where)
                         replica.shun(0.0)

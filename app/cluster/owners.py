@@ -11,6 +11,7 @@ import asyncio
 import codecs
 import enum
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,74 +38,50 @@ from app.web.middleware import SESSION_HEADER, TOKEN_HEADER
 
 logger = logging.getLogger(__name__)
 
-SESSIONS, RESPONSES, CONVERSATIONS = "/v1/sessions", "/v1/responses", "/v1/conversations"
-EVENTS, MODELS, MEMORY, FINDINGS = "/v1/events", "/v1/models", "/v1/memory", "/v1/findings"
-UPLOADS = ("/v1/vectors", "/v1/dictionaries", "/v1/lenses", "/v1/probes")
-"""What all sessions may name."""
-CALLS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
-NAMES = (SESSION_HEADER.lower().encode(), TOKEN_HEADER.encode())
-"""Headers by which calls name a session."""
-COMPACT = f"{RESPONSES}/compact"
-TURNS = ("/generate", "/resume")
-"""How the paths of sessions end that ask for a turn."""
-
 
 class About(enum.Enum):
-    """Whom a request is for."""
+    """Whom a request is for, by its method and path. The group is the id that the path names."""
 
-    SESSION = "the replica that has the session of the path"
-    RESPONSE = "the replica that has the response or the conversation of the path"
-    CREATE_RESPONSE = "a call that may name a session in a header, and a response in its body"
-    CALL = "a call that may name a session in a header"
-    NEW = "any replica with room: it opens a session"
-    FILES = "the replica that keeps the caller's files and batches"
-    EVERY = "every replica: what is stored must be the same at all"
-    GATHERED = "every replica: their answers are merged"
-    HERE = "the replica that is asked: each would answer alike, or only for itself"
+    GATHERED = "GET /v1/(?:sessions|models|memory|findings|events|vectors|dictionaries|lenses|probes)"
+    """Every replica: their answers are merged."""
+    EVERY = "(?!GET|HEAD|OPTIONS)[A-Z]+ /v1/(?:vectors|dictionaries|lenses|probes).*"
+    """Every replica: all sessions may name these."""
+    NEW = "POST /v1/(?:sessions|sessions/import|conversations)"
+    """Any replica with room: it opens a session."""
+    CALL = "POST /v1/(?:chat/completions|completions|messages)"
+    """The replica with the session that a header may name."""
+    CREATE_RESPONSE = "POST /v1/responses(?:/compact|/input_tokens)?|websocket /v1/responses"
+    """The same, or the replica with the response or conversation that the body names."""
+    FILES = "[A-Z]+ /v1/(?:files|batches).*"
+    """The replica that keeps the caller's files and batches."""
+    SESSION = "[A-Z]+ /v1/sessions/([^/]*).*"
+    """The replica that has it."""
+    RESPONSE = "[A-Z]+ /v1/(?:responses|conversations)/([^/]*).*"
+    """The replica that has the response or the conversation."""
+    HERE = ".*"
+    """The replica that is asked: each would answer alike, or only for itself. It refuses unknown paths."""
 
 
+TURN = "POST /v1/(?:chat/completions|completions|messages|responses|responses/compact|sessions/.*/(?:generate|resume))"
 OWNED = frozenset({About.SESSION, About.RESPONSE, About.CREATE_RESPONSE, About.CALL, About.FILES})
 """Requests that have an owner."""
-
-
 Target = tuple[About, str]
 """Whom a request is for, and the id that its path names, if it names one."""
 
 
 def target_of(scope: Scope) -> Target:
-    """What a request is about. Unknown paths are for any replica, which refuses them. A WebSocket whose headers name
-    nothing is about what its first message says.
-    """
-    path = scope["path"]
-    if scope["type"] == "websocket":
-        is_named = any(name in NAMES for name, _ in scope["headers"])
-        return (About.HERE if path != RESPONSES else About.CALL if is_named else About.CREATE_RESPONSE), ""
-    method = scope["method"]
-    if method == "GET" and path in (SESSIONS, MODELS, MEMORY, FINDINGS, EVENTS, *UPLOADS):
-        return About.GATHERED, ""
-    if method == "POST":
-        if path in (SESSIONS, f"{SESSIONS}/import", CONVERSATIONS):
-            return About.NEW, ""
-        if path in CALLS:
-            return About.CALL, ""
-        if path in (RESPONSES, COMPACT, f"{RESPONSES}/input_tokens"):
-            return About.CREATE_RESPONSE, ""
-    if path.startswith(UPLOADS) and method not in ("GET", "HEAD", "OPTIONS"):
-        return About.EVERY, ""
-    if path.startswith(("/v1/files", "/v1/batches")):
-        return About.FILES, ""
-    for prefix in (SESSIONS, RESPONSES, CONVERSATIONS):
-        if path.startswith(f"{prefix}/"):
-            about = About.SESSION if prefix == SESSIONS else About.RESPONSE
-            return about, path[len(prefix) + 1 :].partition("/")[0]
-    return About.HERE, ""
+    """What a request is about. A WebSocket whose headers name nothing is about what its first message says."""
+    asked = f"{scope.get('method', 'websocket')} {scope['path']}"
+    about, found = next((each, found) for each in About if (found := re.fullmatch(each.value, asked, re.DOTALL)))
+    headers = Headers(scope=scope)
+    if scope["type"] == "websocket" and (SESSION_HEADER in headers or TOKEN_HEADER in headers):
+        about = About.CALL if about is About.CREATE_RESPONSE else about
+    return about, "".join(found.groups())
 
 
 def is_turn(scope: Scope) -> bool:
     """Whether the request asks for a turn, or for the rest of one."""
-    path: str = scope["path"]
-    of_session = path.startswith(f"{SESSIONS}/") and path.endswith(TURNS)
-    return scope["method"] == "POST" and (path in CALLS or path in (RESPONSES, COMPACT) or of_session)
+    return re.fullmatch(TURN, f"{scope['method']} {scope['path']}", re.DOTALL) is not None
 
 
 def previous_response(content: bytes) -> str | None:
@@ -208,7 +185,7 @@ class Owners:
             return Owner(self._fleet.own, None if is_id else name_key(owner, name))
         if is_id:
             return await self._of_id(About.SESSION, name, scope)
-        path = f"{SESSIONS}?limit=1&name={quote(name, safe='')}".encode()
+        path = f"/v1/sessions?limit=1&name={quote(name, safe='')}".encode()
         return await self._of_key(name_key(owner, name), None, path, scope)
 
     async def replaced(self, owner: Owner) -> Owner:
@@ -227,18 +204,14 @@ class Owners:
     async def _of_id(self, about: About, named: str, scope: Scope) -> Owner:
         """The replica that has the session, or the response or conversation, of that id."""
         if about is About.SESSION:
-            key, home, is_here, kind = (
-                session_key(named),
-                home_of(named),
-                self._sessions.has(SessionId(named)),
-                SESSIONS,
-            )
+            kind, key, home = "sessions", session_key(named), home_of(named)
+            is_here = self._sessions.has(SessionId(named))
         else:
-            key, home, is_here = response_key(named), home_of_response(named), self._responses.has(named)
-            kind = CONVERSATIONS if named.startswith("conv_") else RESPONSES
+            kind, key, home = "responses", response_key(named), home_of_response(named)
+            kind, is_here = "conversations" if named.startswith("conv_") else kind, self._responses.has(named)
         if is_here or home is None:  # no replica makes ids without a home: this one says whether the caller may ask
             return Owner(self._fleet.own, key if is_here else None)
-        return await self._of_key(key, home, f"{kind}/{quote(named, safe='')}".encode(), scope)
+        return await self._of_key(key, home, f"/v1/{kind}/{quote(named, safe='')}".encode(), scope)
 
     async def _of_key(self, key: str, home: str | None, path: bytes, scope: Scope) -> Owner:
         """The replica that owns a key: the remembered one, its home, the store's entry, or the replica that claims it

@@ -7,6 +7,7 @@ whatever does not arrive is computed at home.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from array import array
@@ -68,12 +69,9 @@ class Prefill:
     def __init__(self, registry: SessionRegistry, hops: Hops, settings: Settings) -> None:
         self._registry = registry
         self._metrics = registry.metrics.prompts
-        self._hops = hops
-        self._fleet = hops.fleet
-        self._role = settings.role
-        self._least = settings.prefill_apart_tokens
+        self._hops, self._fleet = hops, hops.fleet
+        self._settings = settings
         self._model = model_of(registry.executor.engine.info)
-        self._block_size = settings.block_size
         self.tasks = Tasks()
         """Prompts of others that wait or are computed here, or own ones that others compute."""
         self.ways: Mapping[str, Way] = {PROMPT: (PromptOffer, self.offer)}
@@ -81,7 +79,7 @@ class Prefill:
 
     def start(self) -> None:
         """Have the engine ask for long prompts, if this server has others compute them."""
-        if self._role == DECODE:
+        if self._settings.role == DECODE:
             self._registry.turns.apart_tokens = self.apart_tokens
             self._registry.table.on_lacking = self._lacking
 
@@ -92,7 +90,7 @@ class Prefill:
 
     def apart_tokens(self) -> int:
         """From how many tokens without KV on another server may compute a prompt; 0: none does."""
-        return self._least if self._best() is not None else 0
+        return self._settings.prefill_apart_tokens if self._best() is not None else 0
 
     def _best(self) -> Replica | None:
         """The server with the fewest turns of those that compute prompts."""
@@ -134,7 +132,7 @@ class Prefill:
             format=FORMAT,
             source=self._fleet.here,
             model=self._model,
-            block_size=self._block_size,
+            block_size=self._settings.block_size,
             tenant=session.owner or "",
             namespace=session.namespace,
             token_ids=session.history[: session.prompt_tokens].tobytes(),
@@ -154,9 +152,9 @@ class Prefill:
 
     async def offer(self, offer: PromptOffer, take: Take) -> None:
         """Compute a prompt, without waiting. Raises `PeerMismatch`, `PeerFull`, `OSError`."""
-        if self._role != PREFILL:
+        if self._settings.role != PREFILL:
             raise PeerMismatch("this server computes no prompts for others: its role is not prefill")
-        if (offer.format, offer.model, offer.block_size) != (FORMAT, self._model, self._block_size):
+        if (offer.format, offer.model, offer.block_size) != (FORMAT, self._model, self._settings.block_size):
             raise PeerMismatch("the prompt is for another version, model or size of blocks than this server has")
         if len(self.tasks) >= AT_ONCE:
             raise PeerFull(f"{AT_ONCE} prompts wait here")
@@ -171,7 +169,13 @@ class Prefill:
         """Have the engine compute the prompt without its last token, whose logits the home computes, and send it."""
         executor, session = self._registry.executor, new_session_id(self._fleet.here)
         try:
-            await _go(connection)
+            with contextlib.ExitStack() as ends:
+                ends.callback(connection.close)
+                connection.setblocking(False)
+                async with asyncio.timeout(OFFER_S):
+                    if await asyncio.get_running_loop().sock_recv(connection, 1) != GO:
+                        raise ConnectionError("the other server has gone")
+                ends.pop_all()  # the engine's from here on
             number, tokens = give(executor, connection), tuple(array("I", offer.token_ids))
             executor.post(partial(Open, session=session, tenant=offer.tenant, namespace=offer.namespace))
             turn = partial(Submit, session=session, token_ids=tokens[:-1], sampling=GREEDY, stop=NO_TOKENS)
@@ -185,15 +189,3 @@ class Prefill:
         finally:
             if executor.failure is None:
                 executor.post(partial(Close, session=session))
-
-
-async def _go(connection: socket.socket) -> None:
-    """Wait until the other server has the connection. Raises `OSError`, and closes it."""
-    try:
-        connection.setblocking(False)
-        async with asyncio.timeout(OFFER_S):
-            if await asyncio.get_running_loop().sock_recv(connection, 1) != GO:
-                raise ConnectionError("the other server has gone")
-    except BaseException:
-        connection.close()
-        raise

@@ -38,6 +38,9 @@ class Wire(asyncio.Protocol):
             return (await asyncio.get_running_loop().create_connection(cls, *address))[1]
 
     def __init__(self) -> None:
+        self.status = 0
+        self.headers: Headers = []
+        """Those of the last answer, with names in small letters."""
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=LONGEST_HEAD)
         self._transport: asyncio.Transport
         self._untaken = 0
@@ -101,13 +104,11 @@ class Wire(asyncio.Protocol):
             self.abort()
         return self.is_fresh
 
-    async def ask(
-        self, method: bytes, target: bytes, headers: Headers, content: bytes | AsyncIterator[bytes]
-    ) -> tuple[int, Headers]:
-        """Send a request. Returns the status of its answer, which may be 101 (see `hand_over`), and the headers, with
-        names in small letters. Raises `WireLost`, and what `content` raises.
+    async def ask(self, method: bytes, target: bytes, headers: Headers, content: bytes | AsyncIterator[bytes]) -> None:
+        """Send a request, and wait for the head of its answer. The status may be 101: see `hand_over`. Raises
+        `WireLost`, and what `content` raises.
         """
-        http, write = self._http, self._transport.write
+        self.status, http, write = 0, self._http, self._transport.write
         head = http.send(h11.Request(method=method, target=target, headers=headers)) or b""
         if isinstance(content, bytes):
             body = (http.send(h11.Data(content)) or b"") if content else b""
@@ -121,10 +122,9 @@ class Wire(asyncio.Protocol):
                 await self._room.wait()
             else:
                 write(http.send(h11.EndOfMessage()) or b"")
-        while True:
+        while self.status < 200 and self.status != HTTPStatus.SWITCHING_PROTOCOLS:
             event = await self._event()
-            if isinstance(event, h11.Response) or event.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
-                return event.status_code, list(event.headers)
+            self.status, self.headers = event.status_code, list(event.headers)
 
     def hand_over(self) -> socket.socket:
         """The socket, after an answer with status 101. Its new owner speaks with the other end from now on. Raises
@@ -144,6 +144,16 @@ class Wire(asyncio.Protocol):
             found += event.data
             event = self._next()
         return found, event is not h11.NEED_DATA
+
+    async def read(self, most: int) -> bytes:
+        """The whole body. Raises `WireLost`, also for one with more bytes than `most`."""
+        content, is_over = bytearray(), False
+        while not is_over:
+            part, is_over = await self.part()
+            content += part
+            if len(content) > most:
+                raise WireLost("the answer is too large")
+        return bytes(content)
 
     def _next(self) -> Any:
         try:
