@@ -104,12 +104,12 @@ class Cluster:
     def _count(self, state: State) -> int:
         """How many replicas are in that state, of all that may have sessions."""
         there = {each.name: each.state for each in self.fleet}
-        return sum(there.get(name, State.AWAY) is state for name in self.owners.known)
+        return sum(there.get(name, State.AWAY) is state for name in self.membership.known)
 
     @property
     def away(self) -> list[str]:
         """Names of replicas that may have sessions, and do not answer."""
-        return sorted(self.owners.known - {each.name for each in self.fleet.answering} - {self.membership.name})
+        return sorted(self.membership.known - {each.name for each in self.fleet.answering} - {self.membership.name})
 
     def _keys(self, session: Session) -> Iterator[str]:
         """The session's keys in the store. A session whose id names this replica needs none for its id."""

@@ -9,9 +9,7 @@ nothing new. Then the request goes to another replica, as long as its body is ke
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
-from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 
@@ -20,19 +18,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from websockets.frames import CloseCode
 
 from app.cluster.fleet import Fleet
 from app.cluster.gather import Gathered
 from app.cluster.hop import Hops, content_of, moved_to, not_done
 from app.cluster.owners import OWNED, About, Owner, Owners, Target, is_turn, target_of
-from app.cluster.sockets import ANSWER_S, close_socket, pass_socket
+from app.cluster.sockets import ANSWER_S, pass_socket
 from app.cluster.wires import Headers
 from app.domain.errors import DjinnError, ReplicaAway, ReplicaLost, ReplicaMoving, TooLarge
-from app.web.errors import error_response
+from app.web.errors import end_with
 from app.web.middleware import HOP
-
-logger = logging.getLogger(__name__)
 
 PATIENCE_S = 20.0
 """How long a request waits for a session that is on its way."""
@@ -149,16 +144,7 @@ class Forwarding:
             if type(raised) in FAILED:
                 self._count(scope, target, FAILED[type(raised)])
             error = raised if isinstance(raised, DjinnError) else TooLarge(raised.detail)
-            if not has_begun:
-                await error_response(error, scope)(scope, receive, send)
-            elif is_socket:
-                await close_socket(send, CloseCode.TRY_AGAIN_LATER, error.message)
-            else:
-                logger.warning("an answer is cut off: %s", error.message)
-                cut: Callable[[], None] | None = scope["state"].get("cut")
-                if cut is None:
-                    raise error from None
-                cut()
+            await end_with(error, scope, receive, send, has_begun=has_begun)
 
     async def _ask_every(self, scope: Scope, body: Body, send: Send) -> None:
         """Ask every replica in turn; asking twice does no harm. The answer is that of the first replica that refuses,
@@ -166,7 +152,7 @@ class Forwarding:
         Raises `ReplicaAway` if one is away and would miss the change.
         """
         await body.whole()
-        others = sorted(self.owners.known - {self.fleet.here})
+        others = sorted(self.owners.names.known - {self.fleet.here})
         is_delete, answers, lost = scope["method"] == "DELETE", list[Response](), None
         for replica in [self.fleet.own, *(self.fleet.reachable(name) for name in others)]:
             try:
@@ -212,10 +198,12 @@ class Forwarding:
                 if why is not None and goes_on:
                     turned.append((why, home))
                 else:
+                    body.drop()
                     way = FOLLOWED if is_followed else HERE if owner.replica is fleet.own else HOPPED
                     self._count(scope, target, way)
-            if not turned:
+            elif message["type"] == "websocket.accept":
                 body.drop()
+            if not turned:
                 await send(message)
 
         while True:

@@ -89,7 +89,7 @@ class Gathered:
         return [each for each in self._fleet if each is self._fleet.own or each.state is not State.AWAY]
 
     def _missing(self, parts: Iterable[str]) -> list[str]:
-        return sorted(self._owners.known - set(parts))
+        return sorted(self._owners.names.known - set(parts))
 
     # The live stream: the streams of all replicas that answer, as one.
 

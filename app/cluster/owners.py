@@ -62,6 +62,7 @@ class About(enum.Enum):
     """The replica that is asked: each would answer alike, or only for itself. It refuses unknown paths."""
 
 
+PATTERNS = [(each, re.compile(each.value, re.DOTALL)) for each in About]
 TURN = "POST /v1/(?:chat/completions|completions|messages|responses|responses/compact|sessions/.*/(?:generate|resume))"
 OWNED = frozenset({About.SESSION, About.RESPONSE, About.CREATE_RESPONSE, About.CALL, About.FILES})
 """Requests that have an owner."""
@@ -72,7 +73,7 @@ Target = tuple[About, str]
 def target_of(scope: Scope) -> Target:
     """What a request is about. A WebSocket whose headers name nothing is about what its first message says."""
     asked = f"{scope.get('method', 'websocket')} {scope['path']}"
-    about, found = next((each, found) for each in About if (found := re.fullmatch(each.value, asked, re.DOTALL)))
+    about, found = next((each, found) for each, pattern in PATTERNS if (found := pattern.fullmatch(asked)))
     headers = Headers(scope=scope)
     if scope["type"] == "websocket" and (SESSION_HEADER in headers or TOKEN_HEADER in headers):
         about = About.CALL if about is About.CREATE_RESPONSE else about
@@ -148,7 +149,7 @@ class Owners:
     ) -> None:
         """`sessions`, `bound` and `responses` are this server's own, including those on their way to or from it."""
         self._fleet = fleet
-        self._names = names
+        self.names = names
         self._hops = hops
         self._sessions = sessions
         self._bound = bound
@@ -157,11 +158,6 @@ class Owners:
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._asking: dict[tuple[bytes, ...], asyncio.Task[Replica | None]] = {}
         """By the path and the client's keys, because the answer depends on the client."""
-
-    @property
-    def known(self) -> set[str]:
-        """The names of all replicas that may have sessions, present or not, including this one."""
-        return {*self._names.known, *(each.name for each in self._fleet.answering), self._fleet.here}
 
     async def of(self, scope: Scope, target: Target, whole: Callable[[], Awaitable[bytes]]) -> Owner:
         """The replica for a request, whose body `whole` returns. What is new is placed where there is room, with an
@@ -197,7 +193,7 @@ class Owners:
         """Note that a replica has said where something is."""
         self._remember(key, replica)
         try:
-            await self._names.put(key, replica)
+            await self.names.put(key, replica)
         except DirectoryAway as error:
             logger.warning("%s; what has moved is known here alone", error.message)
 
@@ -221,23 +217,25 @@ class Owners:
         replica = self._fleet.find(known)
         if replica is None or replica.state is State.AWAY:
             try:
-                known = await self._names.find(key) or known
+                known = await self.names.find(key) or known
             except DirectoryAway as error:  # known sessions go on without the store
                 away = error
             if known is None and away is None:
                 return await self._rebound(key, None)
             replica = self._fleet.find(known)
         if replica is None or replica.state is State.AWAY:
-            with suppress(*([ReplicaAway] if away else [])):
+            with suppress(*(() if away is None else (ReplicaAway,))):
                 if path and (found := await self.seek(path, scope)) is not None:
+                    self._remember(key, found.name)
                     if away is None:
                         await self.moved(key, found.name)
-                    self._remember(key, found.name)
                     return Owner(found, key, path=path, is_name=is_name)
+            if away is not None and is_name:
+                raise away
             if away is not None:
                 message = f"replica {known} is away, and so is the store, which would know of a move: try again"
-                raise away if is_name else ReplicaAway(message) from away
-            if known in self._names.known:
+                raise ReplicaAway(message) from away
+            if known in self.names.known:
                 return Owner(self._fleet.reachable(known), key)  # raises
             return await self._rebound(key, known) if is_name else Owner(self._fleet.own)
         if replica.name != home:
@@ -247,7 +245,7 @@ class Owners:
     async def _rebound(self, key: str, old: str | None, but: str | None = None) -> Owner:
         """Choose a replica for the key. Of several that do so at the same time, one wins."""
         placed = self._fleet.place(but).name
-        found = await self._names.swap(key, old, placed)
+        found = await self.names.swap(key, old, placed)
         self._remember(key, found)
         return Owner(self._fleet.reachable(found), key, is_new=found == placed)
 
@@ -278,7 +276,7 @@ class Owners:
         left = {replica: self._fleet.find(home) for replica, home in homes.items() if home is not None}
         last = [home for home in left.values() if home is not None and home not in left]  # not handed on since
         sure = {replica.name for replica, answer in told.items() if answer.status_code in DEFINITE}
-        silent = {*self._names.known, *(each.name for each in told)} - sure
+        silent = {*self.names.known, *(each.name for each in told)} - sure
         if silent:  # a replica may have forgotten where it sent the session
             last = [home for home in last if home.state is not State.AWAY and home not in homes]
         found = next(iter([*has, *last]), None)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
 
 from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
-from websockets.frames import Close, CloseCode
+from websockets.frames import Close
 
 from app.cluster.fleet import Replica
 from app.cluster.hop import HOP_HEADER, Hops, end_to_end, forwarded, target_bytes
 from app.cluster.wires import CONNECT_S
 from app.domain.errors import ReplicaAway, ReplicaLost
 from app.domain.text import header_text
+from app.web.errors import TRY_AGAIN_LATER, closable, close_socket
 
 PING_S = 5.0
 """Between two pings, and how long the answer to one may take."""
@@ -83,7 +83,7 @@ async def _pass_up(connection: ClientConnection, receive: Receive) -> None:
         while (message := await receive())["type"] == "websocket.receive":
             text: str | None = message.get("text")
             await connection.send(text if text is not None else message.get("bytes") or b"")
-        await connection.close(_closable(message.get("code")))
+        await connection.close(closable(message.get("code")))
 
 
 async def _pass_down(connection: ClientConnection, send: Send) -> None:
@@ -91,17 +91,5 @@ async def _pass_down(connection: ClientConnection, send: Send) -> None:
         while True:
             message = await connection.recv()
             await send({"type": "websocket.send", "text" if isinstance(message, str) else "bytes": message})
-    said = connection.protocol.close_rcvd or Close(CloseCode.TRY_AGAIN_LATER, "the replica went away")
+    said = connection.protocol.close_rcvd or Close(TRY_AGAIN_LATER, "the replica went away")
     await close_socket(send, said.code, said.reason)
-
-
-def _closable(code: Any) -> int:
-    """A code that may be sent (RFC 6455, 7.4). Some codes only describe a connection that ended without one."""
-    return code if isinstance(code, int) and code not in (1005, 1006, 1015) and 1000 <= code < 5000 else 1000
-
-
-async def close_socket(send: Send, code: int, reason: str) -> None:
-    """Close the client's connection, if that is still there."""
-    cut = reason.encode()[:120].decode(errors="ignore")  # RFC 6455, 5.5: 123 bytes
-    with contextlib.suppress(RuntimeError):  # the client has gone already
-        await send({"type": "websocket.close", "code": _closable(int(code)), "reason": cut})

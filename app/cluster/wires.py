@@ -1,7 +1,7 @@
 """HTTP/1.1 to other replicas, by h11 on asyncio's connections, which are kept for later requests.
 
 Every forwarded request and every part of its stream passes here, so there are no layers in between. httpcore was tried:
-its pool looks at all open connections for each request.
+its pool looks at all open connections for each request, and one of its connections alone takes twice the time.
 """
 
 from __future__ import annotations

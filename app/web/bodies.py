@@ -30,7 +30,7 @@ from app.domain.text import MAX_NESTING, has_more_values, is_nested_too_deep
 from app.machine.budget import Budget, Share, byte_budget
 from app.sessions.side_work import Lane, SideWork
 from app.web.connections import origin_of
-from app.web.errors import error_response
+from app.web.errors import close_socket, error_response
 
 
 def body_budget(max_bytes: int) -> Budget:
@@ -140,7 +140,7 @@ class BodyLimitMiddleware:
             if len(content if isinstance(content, bytes) else content.encode()) <= self.max_bytes:
                 return message
             reason = f"a message must be at most {self.max_bytes} bytes"
-            await send({"type": "websocket.close", "code": MESSAGE_TOO_BIG, "reason": reason})
+            await close_socket(send, MESSAGE_TOO_BIG, reason)
             return {"type": "websocket.disconnect", "code": MESSAGE_TOO_BIG, "reason": reason}
 
         return receive_limited

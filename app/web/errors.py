@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from pydantic.fields import FieldInfo
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
+from starlette.types import Receive, Scope, Send
 
 from app.domain.errors import (
     ContextTooLong,
@@ -230,6 +232,8 @@ REQUEST_ID_HEADER = "X-Request-Id"
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that has gone."""
 
+TRY_AGAIN_LATER = 1013
+"""The code with which a WebSocket is closed (RFC 6455, 7.4.1)."""
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 """Those that a route may be for."""
 
@@ -248,6 +252,31 @@ def error_response(error: DjinnError, scope: Mapping[str, Any]) -> Response:
         headers["WWW-Authenticate"] = "Bearer"
     status, body = error_answer(error, scope)
     return Response(body, status, headers, "application/json")
+
+
+async def end_with(error: DjinnError, scope: Scope, receive: Receive, send: Send, *, has_begun: bool) -> None:
+    """Answer the request with the error. An answer that `has_begun` is cut off, so that no client takes it for whole,
+    and a WebSocket closed, so that its client comes again.
+    """
+    if not has_begun:
+        await error_response(error, scope)(scope, receive, send)
+    elif scope["type"] == "websocket":
+        await close_socket(send, TRY_AGAIN_LATER, error.message)
+    elif (cut := scope["state"].get("cut")) is not None:  # else the answer that lacks its end is one
+        logger.warning("an answer is cut off: %s", error.message)
+        cut()
+
+
+def closable(code: int | None) -> int:
+    """A code that may be sent (RFC 6455, 7.4). Some codes only describe a connection that ended without one."""
+    return code if code is not None and code not in (1005, 1006, 1015) and 1000 <= code < 5000 else 1000
+
+
+async def close_socket(send: Send, code: int, reason: str) -> None:
+    """Close a client's WebSocket, if that is still there."""
+    cut = reason.encode()[:120].decode(errors="ignore")  # RFC 6455, 5.5: 123 bytes
+    with suppress(RuntimeError):  # the client has gone already
+        await send({"type": "websocket.close", "code": closable(code), "reason": cut})
 
 
 def _allowed_methods(request: Request) -> list[str]:

@@ -29,7 +29,7 @@ from app.domain.text import ANY_HOST, PRIVATE_HOSTS, is_private_name
 from app.logs import REQUEST, method_of, route_of, session_of
 from app.telemetry.traces import TRACE_RESPONSE
 from app.web.bodies import matched
-from app.web.errors import REQUEST_ID_HEADER, error_response, is_of_anthropic
+from app.web.errors import REQUEST_ID_HEADER, TRY_AGAIN_LATER, close_socket, end_with, error_response, is_of_anthropic
 
 logger = logging.getLogger(__name__)
 
@@ -286,8 +286,6 @@ def _split(url: str) -> SplitResult | None:
 
 OF_SESSIONS = "/v1/"
 """What is below tells of sessions, or changes them. The rest tells of the server itself, or keeps nothing."""
-TRY_AGAIN_LATER = 1013
-"""The code with which a WebSocket is closed (RFC 6455, 7.4.1)."""
 
 
 class Right(Protocol):
@@ -342,11 +340,7 @@ class LeaseGate:
 
     async def _end(self, scope: Scope, receive: Receive, send: Send, *, has_begun: bool) -> None:
         if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": Fenced.code})
-        elif has_begun:
-            cut: Callable[[], None] | None = scope["state"].get("cut")
-            if cut is not None:  # else the answer that lacks its end is one
-                cut()
+            await close_socket(send, TRY_AGAIN_LATER, Fenced.code)
         else:
             error = Fenced("the lease of the state folder ran out meanwhile: whether this was done is not known")
-            await error_response(error, scope)(scope, receive, send)
+            await end_with(error, scope, receive, send, has_begun=has_begun)
