@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.cluster.fleet import Fleet
 from app.cluster.gather import Gathered
-from app.cluster.hop import Hops, content_of, moved_to, not_done
+from app.cluster.hop import GONE, Hops, content_of, moved_to, not_done
 from app.cluster.owners import OWNED, About, Owner, Owners, Target, is_turn, target_of
 from app.cluster.sockets import ANSWER_S, pass_socket
 from app.cluster.wires import Headers
@@ -48,37 +48,33 @@ class Body:
     """
 
     def __init__(self, receive: Receive) -> None:
+        self.can_repeat = True
+        """Whether all that has come is still here."""
         self._receive = receive
         self._kept: list[Message] = []
         self._room: float = KEPT_BYTES
         self._is_whole = False
 
-    @property
-    def can_repeat(self) -> bool:
-        """Whether all that has come is still here."""
-        return self._room >= 0
-
     def drop(self) -> None:
         """Keep nothing any more: it will not be repeated."""
-        self._kept, self._room = [], -1
+        self._kept, self.can_repeat = [], False
 
     async def whole(self) -> bytes:
         """All of it, which is kept whatever its length. Raises `ClientDisconnect`."""
         self._room = math.inf
         while not self._is_whole:
-            await self.receive()
+            content_of(await self.receive())
         return b"".join(map(content_of, self._kept))
 
     async def receive(self) -> Message:
-        """What the client sends next. It is kept if it is of the body. Raises `ClientDisconnect` if that is cut off."""
+        """What the client sends next. It is kept if it is of the body."""
         message = await self._receive()
-        if not self._is_whole:
-            content = content_of(message)
-            self._room -= len(content)
+        if not self._is_whole and message["type"] not in GONE:
+            self._room -= len(content_of(message))
+            if self._room < 0:
+                self.drop()
             if self.can_repeat:
                 self._kept.append(message)
-            else:
-                self.drop()
             self._is_whole = message["type"] != "websocket.connect" and not message.get("more_body", False)
         return message
 

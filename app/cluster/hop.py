@@ -31,6 +31,7 @@ from app.cluster.fleet import Fleet, Replica
 from app.cluster.key import ClusterKey
 from app.cluster.wires import Headers, Wire, WireLost
 from app.domain.errors import DjinnError, PeerStranger, ReplicaAway, ReplicaLost
+from app.domain.tasks import Tasks
 from app.web.middleware import HOP
 from app.web.sse import disconnected
 
@@ -51,6 +52,8 @@ REPEATABLE = (b"GET", b"HEAD", b"OPTIONS")
 """Methods of requests that do no harm if they are done twice."""
 NOT_OF_A_GET = (b"content-length", b"transfer-encoding", b"sec-websocket")
 """How request headers begin that a GET does not have: of a body, or of a handshake."""
+GONE = ("http.disconnect", "websocket.disconnect")
+"""The messages that say that the client has gone."""
 HOP_HEADER = b"djinn-hop"
 HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding "
@@ -115,7 +118,7 @@ def passed(headers: Headers) -> Headers:
 
 def content_of(message: Message) -> bytes:
     """The bytes of a part of a body, or of a message of a WebSocket. Raises `ClientDisconnect` if it is none."""
-    if message["type"] in ("http.disconnect", "websocket.disconnect"):
+    if message["type"] in GONE:
         raise ClientDisconnect
     found: bytes | str = message.get("text") or message.get("bytes") or message.get("body") or b""
     return found.encode() if isinstance(found, str) else found
@@ -146,7 +149,7 @@ class Hops:
         self._changed = changed
         self._under_way: defaultdict[str, set[Callable[[], object]]] = defaultdict(set)
         """Functions that end a connection at once, by the replica's name."""
-        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._watched, self._tasks = set[str](), Tasks()
 
     # Who has sent a request.
 
@@ -319,8 +322,9 @@ class Hops:
         """Within the block, `abort` is called when the replica is lost. Raises `ReplicaLost` for `WireLost`."""
         under_way = self._under_way[replica.name]
         under_way.add(abort)
-        if replica.name not in self._watches:
-            self._watches[replica.name] = asyncio.create_task(self._watch(replica))
+        if replica.name not in self._watched:
+            self._watched.add(replica.name)
+            self._tasks.start(self._watch(replica))
         try:
             yield
         except WireLost as error:
@@ -334,14 +338,11 @@ class Hops:
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         """Within the block, requests under way at replicas that lose their lease are cut."""
-        cutting = asyncio.create_task(self._cut_those_gone())
+        self._tasks.start(self._cut_those_gone())
         try:
             yield
         finally:
-            tasks = [cutting, *self._watches.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            await self._tasks.close()
             for wire in itertools.chain(*self._idle.values()):
                 wire.abort()
 
@@ -376,7 +377,7 @@ class Hops:
         finally:
             if missed:
                 replica.shun(0.0)
-            del self._watches[replica.name]
+            self._watched.discard(replica.name)
 
     def _cut(self, replica: Replica) -> None:
         for abort in list(self._under_way[replica.name]):
