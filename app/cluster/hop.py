@@ -279,16 +279,16 @@ class Hops:
         """A connection on which a replica answers. It is cut when the replica is lost, and `watch` may end it too.
         Raises `ReplicaAway`, `ReplicaLost`.
         """
-        host, port = replica.address
+        host, port = address = replica.address
         headers.append((HOP_HEADER, self.proof(replica.name)))
         if not any(name == b"host" for name, _ in headers):
             headers.insert(0, (b"host", f"{host}:{port}".encode()))
         may_repeat = method in REPEATABLE and isinstance(content, bytes)
         while True:
-            wire = self._unused(replica)
+            wire = self._unused(address)
             was_used = wire is not None
             try:
-                wire = wire or await Wire.open(replica.address)
+                wire = wire or await Wire.open(address)
             except OSError as error:
                 replica.shun(SHUNNED_S)
                 raise ReplicaAway(f"replica {replica.name} cannot be reached: try again") from error
@@ -307,11 +307,11 @@ class Hops:
                     if watching is not None:
                         watching.cancel()
                     if wire.rest():
-                        self._idle[replica.address].append(wire)
+                        self._idle[address].append(wire)
 
-    def _unused(self, replica: Replica) -> Wire | None:
-        """A kept connection to it, which nobody else uses."""
-        idle = self._idle[replica.address]
+    def _unused(self, address: tuple[str, int]) -> Wire | None:
+        """A kept connection to that host and port, which nobody else uses."""
+        idle = self._idle[address]
         while idle:
             if (wire := idle.pop()).wake():
                 return wire
