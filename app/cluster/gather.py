@@ -72,10 +72,8 @@ class Gathered:
         first = told.get(self._fleet.own) or next(iter(told.values()))
         if 200 != first.status_code < 500 or not parts:
             return first
-        pages, merged = (
-            [orjson.loads(part.body) for part in parts.values()],
-            MERGED.get(scope["path"].removeprefix("/v1/")),
-        )
+        pages = [orjson.loads(part.body) for part in parts.values()]
+        merged = MERGED.get(scope["path"].removeprefix("/v1/"))
         whole = merged_page(pages, _limit(scope)) if merged is None else merged(pages)
         if missing := self._missing(parts):
             whole["missing"] = missing
