@@ -22,16 +22,19 @@ def cells(page: Page, session: str) -> Locator:
 def test_a_session_moves_between_the_lanes_whose_figures_and_charts_have_units(
     open_page: OpenPage, http: httpx.Client
 ) -> None:
-    page = open_page()
+    open_page()
+    page = open_page()  # hears of the tiers after a moment, as it is not the first: lanes change their widths
     device, host = (page.get_by_role("region", name=f"{tier} tier") for tier in ("Device", "Host"))
     expect(device).to_contain_text("Empty. Open a session and send it a prompt")
-    expect(host).to_contain_text("Empty. Park a session")
-    expect(host).to_contain_text("free of 16 MiB")
+    expect(host).to_contain_text(re.compile("free of 16 MiB.*Empty. Park a session"))
     expect(page.get_by_role("region", name="Disk tier")).to_contain_text("No disk tier")
-    session = open_session(http, tokens=40, name="traveller")
+    session = open_session(http, tokens=40, name=(wide := "\u65c5" * 30))
     cell = cells(page, session)
     expect(cell).to_have_attribute("data-tier", "device")
-    expect(cell).to_have_accessible_name(re.compile("traveller, compute; 40 tokens, .* on the device"))
+    expect(cell).to_have_accessible_name(re.compile(f"{wide}, compute; 40 tokens, .* on the device"))
+    expect(cell).to_have_text(re.compile("^ \u65c5+…$"))
+    assert cell.evaluate("cell => cell.scrollWidth <= cell.clientWidth")
+    expect(row(page, session).get_by_text(session[-8:])).to_be_in_viewport(ratio=1)
     expect(device).not_to_contain_text("Empty.")
     expect(page.get_by_role("main")).to_contain_text(re.compile(r"KiB owned.*free of 4\.0 MiB.*Weights: "))
     charts = page.get_by_role("region", name="The last 10 minutes")
@@ -39,12 +42,12 @@ def test_a_session_moves_between_the_lanes_whose_figures_and_charts_have_units(
     expect(charts.get_by_role("img", name=re.compile("^Turns .* 0 running and 0 waiting"))).to_be_visible()
     signal(http, session, "io_wait")
     expect(cell).to_have_attribute("data-tier", "host")
-    expect(cell).to_have_accessible_name(re.compile("traveller, io_wait; .* on the host"))
+    expect(cell).to_have_accessible_name(re.compile(f"{wide}, io_wait; .* on the host"))
 
     def is_in_lane() -> bool:
         boxes: list[Any] = [host.bounding_box(), cell.bounding_box()]
         lane, drawn = boxes
-        return all(lane[at] < drawn[at] < lane[at] + lane[size] for at, size in (("x", "width"), ("y", "height")))
+        return all(0 < drawn[at] - lane[at] < lane[of] - drawn[of] for at, of in (("x", "width"), ("y", "height")))
 
     eventually(is_in_lane, wanted=True)
     moves = charts.get_by_role("img", name=re.compile("^Moves .* to host: .* copies run at .* MiB"))
@@ -116,12 +119,10 @@ def test_filters_by_text_and_by_what_sessions_do(open_page: OpenPage, http: http
     for title, value, shown in (("State", "paused", paused), ("Tier", "none", empty)):
         expect(facet(page, title, value)).to_have_text(re.compile("1$"))
         facet(page, title, value).click()
-        expect(rows(page)).to_have_count(1)
-        expect(row(page, shown)).to_be_visible()
+        expect(rows(page)).to_contain_text([shown[-8:]])
         facet(page, title, value).click()
     page.get_by_label("Find an id or a tag").fill("BOB")
-    expect(rows(page)).to_have_count(1)
-    expect(row(page, held)).to_be_visible()
+    expect(rows(page)).to_contain_text([held[-8:]])
     expect(facet(page, "State", "compute")).to_have_text(re.compile("1$"))
     expect(page.locator(f'.cell[data-id="{paused}"]')).to_be_disabled()
     page.get_by_label("Find an id or a tag").fill("nobody")
@@ -161,10 +162,9 @@ def test_a_row_parks_calls_back_and_closes(open_page: OpenPage, http: httpx.Clie
     expect(row(page, session).get_by_role("alert")).to_have_text("the engine is away")
     page.unroute("**/phase")
     row(page, session).get_by_role("button", name="Close this message").click()
-    row(page, session).get_by_role("button", name="Park").click()
-    wait_until(http, session, lambda view: view["phase"] == "io_wait" and view["kv"]["tier"] == "host")
-    row(page, session).get_by_role("button", name="Call back").click()
-    wait_until(http, session, lambda view: view["phase"] == "ready" and view["kv"]["tier"] == "device")
+    for action, *wanted in (("Park", "io_wait", "host"), ("Call back", "ready", "device")):
+        row(page, session).get_by_role("button", name=action).click()
+        wait_until(http, session, lambda view, wanted=wanted: [view["phase"], view["kv"]["tier"]] == wanted)  # type: ignore[misc]
     row(page, session).locator(".number").first.click()  # only a click beside the buttons opens the session
     expect(page.get_by_role("heading", level=1)).to_contain_text(session[-8:])
     page.go_back()
@@ -248,21 +248,20 @@ def test_groups_fold_and_park_together_and_an_address_keeps_how_the_table_looks(
 
 def test_a_session_is_opened_with_labels(open_page: OpenPage, http: httpx.Client) -> None:
     page = open_page(refusals=True)
-    page.get_by_role("button", name="New session").click()
     form = page.get_by_role("dialog", name="New session")
-    form.get_by_label("Metadata").fill(f"{'n' * 65}: ada")
-    form.get_by_role("button", name="Open the session").click()
-    expect(form.get_by_role("alert")).to_contain_text("64")
-    expect(form.get_by_label("Metadata")).to_have_value(f"{'n' * 65}: ada")
-    form.get_by_role("button", name="Cancel").click()
-    expect(form).to_be_hidden()
-    assert http.get("/v1/sessions").json()["data"] == []
+    labels, done = form.get_by_label("Metadata"), form.get_by_role("button", name="Open the session")
+    for typed, told in ((f"{'n' * 65}: ada", "64"), ("name: ada\nno colon", '"no colon" has no "name: value"')):
+        page.get_by_role("button", name="New session").click()
+        labels.fill(typed)
+        done.click()
+        expect(form.get_by_role("alert")).to_contain_text(told)
+        expect(labels).to_have_value(typed)
+        form.get_by_role("button", name="Cancel").click()
+        expect(form).to_be_hidden()
+        assert http.get("/v1/sessions").json()["data"] == []
     page.get_by_role("button", name="New session").click()
-    form.get_by_label("Metadata").fill("name: ada\nno colon")
-    form.get_by_role("button", name="Open the session").click()
-    expect(form.get_by_role("alert")).to_contain_text('"no colon" has no "name: value"')
-    form.get_by_label("Metadata").fill("name: ada\nteam: <b>blue</b>")
-    form.get_by_role("button", name="Open the session").click()
+    labels.fill("name: ada\nteam: <b>blue</b>")
+    done.click()
     expect(page).to_have_url(re.compile("#/sessions/ses_"))
     opened = http.get(f"/v1/sessions/{page.url.rpartition('/')[2]}").json()
     assert opened["metadata"] == {"name": "ada", "team": "<b>blue</b>"}

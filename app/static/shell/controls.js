@@ -24,8 +24,14 @@ export function Button({ why = null, title = null, onClick, children, ...rest })
   `;
 }
 
-/** What a session's client calls it, then the end of its id, which tells apart two of one name. Without a name the id is the name. */
-export const Named = ({ view }) => html`${nameOf(view)}${nameOf(view).endsWith(shortId(view.id)) ? "" : html` <span class="mono dim short-id">${shortId(view.id)}</span>`}`;
+/** What a session's client calls it, then the end of its id, which tells apart two of one name. Without a name the id is the name.
+ * Where there is no room for both, the name is shortened. */
+export function Named({ view }) {
+  const [name, id] = [nameOf(view), shortId(view.id)];
+  if (name === id) return id;
+  const called = name.endsWith(id) ? name.slice(0, -id.length).trim() : name;
+  return html`<span class="called">${called}</span> <span class="mono dim short-id">${id}</span>`;
+}
 
 /** `control` is a function that gets what ties the control to its label and its error. `error` is a text, or null. */
 export function Field({ id, label, name = id, error, wide, children, control }) {

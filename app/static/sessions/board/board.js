@@ -108,18 +108,41 @@ function Rest() {
   </span>`;
 }
 
-/** Pixels of a letter, of what is beside a name, and the height of a cell that has one. */
-const [LETTER, BESIDE, LEAST_HEIGHT] = [6.9, 24, 12];
+/** Pixels of letters at most, of what is beside a name, the least for more of it than initials, and the height of a cell that has
+ * one. */
+const [SIZE, BESIDE, LEAST_WIDTH, LEAST_HEIGHT] = [12, 25, 40, 12];
 
-/** As much of a name as its cell has room for, with the end in which agents of one kind differ; a small cell has initials. */
+const pen = Object.assign(document.createElement("canvas").getContext("2d"), { font: `${SIZE}px system-ui, sans-serif` });
+/** Pixels of each letter that was measured, at that size: those of some scripts are twice as wide as others. */
+const widths = new Map();
+function widthOf(letter) {
+  if (!widths.has(letter)) widths.set(letter, pen.measureText(letter).width);
+  return widths.get(letter);
+}
+
+const letters = new Intl.Segmenter();
+/** What people take for letters, though some are written as several characters. */
+const lettersOf = (text) => [...letters.segment(text)].map(({ segment }) => segment);
+
+/** The first letters, as many as have room. */
+function within(all, room) {
+  const next = all.findIndex((letter) => (room -= widthOf(letter)) < 0);
+  return next < 0 ? all : all.slice(0, next);
+}
+
+/** Pixels of a cell's letters: no border may cut one. */
+const sizeIn = ({ height }) => Math.min(SIZE, height - 3);
+
+/** As much of a name as its cell has room for, with the end in which agents of one kind differ; a small cell has initials and
+ * numbers. */
 function fitted(name, { width, height }) {
-  const [letters, room] = [[...name], Math.max(0, Math.floor((width - BESIDE) / LETTER))];
+  const [all, room] = [lettersOf(name), ((width - BESIDE) * SIZE) / sizeIn({ height })];
   if (height < LEAST_HEIGHT) return "";
-  if (letters.length <= room) return name;
-  const end = name.match(/(\W\w{1,3}|\d{1,3})$/)?.[0] ?? "";
-  if (room > 6) return `${letters.slice(0, room - 2 - end.length).join("")}…${end}`;
-  const words = name.match(/[\p{L}\p{N}]+/gu) ?? [];
-  return (words[1] ? words.map((word) => [...word][0]) : letters).slice(0, room).join("");
+  if (within(all, room) === all) return name;
+  const end = `…${name.match(/(\W\w{1,3}|\d{1,3})$/)?.[0] ?? ""}`;
+  if (room > LEAST_WIDTH) return within(all, lettersOf(end).reduce((rest, letter) => rest - widthOf(letter), room)).join("") + end;
+  const words = name.match(/[\p{L}\p{N}\p{M}]+/gu) ?? [];
+  return within(words[1] ? words.map((word) => (/^\d/.test(word) ? word : lettersOf(word)[0])) : all, room).join("");
 }
 
 function Cell({ id }) {
@@ -151,7 +174,7 @@ function Spot({ view, tier, place, isCopy, glides, passes }) {
       width: `${place.width}px`,
       height: `${place.height}px`,
       "--full": `${Math.round((115 * bytesIn(view, tier)) / place.holds)}%`, // a sliver that is free would be none
-      fontSize: `${Math.min(12, place.height - 1)}px`,
+      fontSize: `${sizeIn(place)}px`,
     }}
     tabindex="-1" disabled=${!passes} data-id=${view.id} data-tier=${tier}
     aria-label=${sayAll(view, tier, isCopy)}
