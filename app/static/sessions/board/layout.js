@@ -8,7 +8,9 @@ const COLUMN = 4;
 const ROWS = [
   { height: 26, least: 84 },
   { height: 20, least: 76 },
-  { height: 20, least: 44 },
+  { height: 20, least: 60 },
+  { height: 20, least: 52 },
+  { height: 15, least: 48 },
   { height: 15, least: 12 },
   { height: 10, least: 8 },
 ];
