@@ -181,20 +181,20 @@ def test_the_watch_of_a_pause_ends_with_its_turn_and_one_that_was_asked_for_outl
 
 def test_what_others_have_just_removed_or_armed_is_no_obstacle(http: httpx.Client, open_page: OpenPage) -> None:
     inside = Inside(http, open_page, refusals=True)
-    others: list[Callable[[], object]] = []
+    others: dict[str, Callable[[], object]] = {}  # by the method of what the page asks
 
     def others_are_sooner(route: Route) -> None:
         """One handler for the whole test: to remove one may lose what the page asks meanwhile."""
-        if others:
-            others.pop()()
+        others.pop(route.request.method, lambda: None)()
         route.continue_()
 
     inside.arm(1)
     inside.page.route(re.compile("/breakpoints(/[^/]*)?$"), others_are_sooner)
-    others.append(lambda: inside.call("DELETE", f"{inside.path}/breakpoints"))
+    others["DELETE"] = lambda: inside.call("DELETE", f"{inside.path}/breakpoints")
     inside.rung(1).click()
     expect(inside.rung(1)).to_have_attribute("aria-pressed", "false")
-    others.append(lambda: inside.post(f"{inside.path}/breakpoints", {"layer": 1, "action": "pause"}))
+    inside.page.wait_for_timeout(500)  # at the news of this the page looks once more
+    others["GET"] = lambda: inside.post(f"{inside.path}/breakpoints", {"layer": 1, "action": "pause"})
     inside.arm(1)
     assert [each["layers"] for each in inside.breakpoints("pause")] == [[1]]
     expect(inside.page.get_by_role("alert")).to_have_count(0)
