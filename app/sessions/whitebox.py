@@ -52,12 +52,12 @@ from app.sessions.session import Session
 SHARE = 0.1
 """Of the engine's time, that all lenses together take while turns are under way: tokens wait for no more."""
 
-REST_STEPS, LONGEST_REST_S = 40, 1.0
+REST_STEPS, LONGEST_REST_S = 64, 1.5
 """A rest lasts as many steps that make tokens, so that far fewer than one in twenty has waited for a lens, and the 95th
 percentile stays what it is. It lasts no longer than that time: steps of a long prompt make none.
 """
 
-LOOK_S = 0.02
+LOOK_S = 0.1
 """How often a rest looks whether any turn is still under way."""
 
 

@@ -6,7 +6,7 @@ import { call } from "../lib/api.js";
 const BLOCK = 64;
 /** The first request of a round has one position, so that something is there at once. A later one has twice as many as the one
  * before, or half where that took longer: a lens gives way to the turns of others. */
-const PATIENCE_MS = 600;
+const PATIENCE_MS = 900;
 /** Tokens of a cell in sight, and at the position that is looked at: the most that the server tells. */
 const [ONE, MOST] = [1, 5];
 const NOWHERE = { first: 0, end: 0 };
