@@ -22,9 +22,7 @@ from app.sessions.session import Session
 from app.sessions.whitebox import MOST_SLICE, SLICE_S, HeadTime, Whitebox
 from tests.pausing import PROMPT, start
 
-SECONDS = 0.002
-STEPS_PER_S = 400
-CELLS = 400
+SECONDS, CELLS, STEPS_PER_S = 0.002, 400, 400
 
 
 class Engine:

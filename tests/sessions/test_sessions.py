@@ -79,7 +79,7 @@ async def test_an_ephemeral_session_leaves_nothing_behind_even_after_an_error(re
     await assert_nothing_is_held(registry)
 
 
-async def test_drain_lets_short_turns_end_cancels_long_ones_and_takes_no_more(registry: SessionRegistry) -> None:
+async def test_drain_lets_short_turns_end_and_cancels_long_ones(registry: SessionRegistry, slow_steps: None) -> None:
     long, short = registry.create(), registry.create()
     endless = start_turn(registry, long, PROMPT, GREEDY, LONG)
     brief = start_turn(registry, short, PROMPT, GREEDY, StopRule(max_tokens=2))
