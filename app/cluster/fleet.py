@@ -14,8 +14,6 @@ from app.domain.errors import ReplicaAway
 
 PLACED_COSTS = 0.02
 """How much of a device's KV a new session is assumed to need, until the replica reports its load again."""
-
-
 Members = Callable[[], Mapping[str, Member]]
 """Returns the current members of the cluster, by name."""
 
@@ -36,8 +34,7 @@ class Replica:
         self.name = name
         self.placed = 0
         """New sessions that were placed there since it last reported its load."""
-        self._members = members
-        self._is_here = is_here
+        self._members, self._is_here = members, is_here
         self._last = members().get(name) or Member(name=name, url="", journal="")
         self._away_until = -math.inf
 
@@ -79,12 +76,12 @@ class Replica:
         return self.seen.role != "prefill"
 
     @property
-    def room(self) -> tuple[float, float, int]:
-        """Compares replicas for a new session: by free KV, then by free host memory, then by turns ahead of it. Where
-        no session has KV on the device, host memory tells which replica has fewer sessions.
+    def room(self) -> tuple[bool, float, float, int]:
+        """Compares replicas for a new session: those that only compute prompts come last. Then free KV counts, then
+        free host memory, which tells who has fewer sessions where none has KV on the device, then turns ahead of it.
         """
-        load = self.seen.load
-        return (load.kv_free - PLACED_COSTS * self.placed, load.host_free, -load.turns - self.placed)
+        load, kv_free = self.seen.load, self.seen.load.kv_free - PLACED_COSTS * self.placed
+        return self.takes_sessions, kv_free, load.host_free, -load.turns - self.placed
 
 
 class Fleet:
@@ -110,14 +107,14 @@ class Fleet:
 
     @property
     def answering(self) -> list[Replica]:
-        """Those that are not away."""
-        return [each for each in self if each.state is not State.AWAY]
+        """Those that are not away, and this one."""
+        return [each for each in self if each is self.own or each.state is not State.AWAY]
 
     @property
     def ready(self) -> list[Replica]:
-        """Others that take new work, the one with the most free KV first, and last those that only compute prompts."""
+        """Others that take new work, the one with the most room first."""
         ready = [each for each in self.others if each.state is State.READY]
-        return sorted(ready, key=lambda each: (each.takes_sessions, each.room), reverse=True)
+        return sorted(ready, key=lambda each: each.room, reverse=True)
 
     def find(self, name: str | None) -> Replica | None:
         """The replica of that name, which may be away by now."""
@@ -131,21 +128,17 @@ class Fleet:
         return replica
 
     def place(self, but: str | None = None, key: str | None = None) -> Replica:
-        """The replica for something new: the one with the most free KV, or this one among equals.
-
-        Replicas that only compute prompts come last, and the one called `but` is left out. If none takes new work,
-        the returned one will say so. Raises `ReplicaAway` if none answers. With a `key`, all replicas return the
-        same one at each call, as long as it answers (rendezvous hashing). So a repeated request goes to the replica
-        that may have done it.
+        """The replica for something new, but not the one called `but`: the one with the most room, or this one among
+        equals. If none takes new work, the returned one will say so. Raises `ReplicaAway` if none answers. With a
+        `key`, all replicas return the same one at each call, as long as it answers (rendezvous hashing). So a repeated
+        request goes to the replica that may have done it.
         """
-        answering = [each for each in self.answering if each.name != but]
-        if not answering:
+        found = [each for each in self if each.state is not State.AWAY and each.name != but]
+        if not found:
             raise ReplicaAway("no replica answers: try again")
         if key is not None:
-            homes = [each for each in answering if each.takes_sessions] or answering
-            return max(homes, key=lambda each: hashlib.blake2b(f"{each.name} {key}".encode()).digest())
-        ready = [each for each in answering if each.state is State.READY]
-        homes = [each for each in ready if each.takes_sessions] or ready or answering
-        replica = max(homes, key=lambda each: (each.room, each is self.own))
+            draws = {each: hashlib.blake2b(f"{each.name} {key}".encode()).digest() for each in found}
+            return max(found, key=lambda each: (each.takes_sessions, draws[each]))
+        replica = max(found, key=lambda each: (each.state is State.READY, each.room, each is self.own))
         replica.placed += 1
         return replica

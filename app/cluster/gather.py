@@ -1,13 +1,12 @@
-"""Lists of the whole cluster.
-
-The replica that is asked collects the parts of all. A list does not fail when a replica is away: the header
-`Djinn-Missing` and the field `missing` name that replica.
+"""Lists of the whole cluster. The replica that is asked collects the parts of all. The header `Djinn-Missing` and the
+field `missing` name those that are away.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import re
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ from starlette.datastructures import Headers, QueryParams
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from app.cluster.fleet import Fleet, Replica, State
+from app.cluster.fleet import Fleet, Replica
 from app.cluster.hop import NOT_OF_A_GET, Hops, silent, target_bytes
 from app.cluster.owners import Owners
 from app.domain.errors import DjinnError, ReplicaAway, ReplicaLost
@@ -32,7 +31,6 @@ DEFAULT_LIMIT = 20
 """Sessions on a page, the same as at a single server."""
 SAME = frozenset({"block_bytes", "block_tokens", "policy"})
 """Memory figures that are the same at all replicas of a model."""
-KINDS = get_args(FindingKind)
 LAST_ID = "last-event-id"
 ONE_ID = re.compile(rf"({REPLICA_NAME.pattern})=([0-9a-f]{{1,16}}-[0-9]{{1,20}})")
 LONGEST_EVENT = 16 << 20
@@ -65,7 +63,7 @@ class Gathered:
             await (await made)(scope, receive, send)
 
     async def _list(self, scope: Scope) -> Response:
-        told = await self._hops.get(self._asked, scope, target_bytes(scope), PATIENCE_S)
+        told = await self._hops.get(self._fleet.answering, scope, target_bytes(scope), PATIENCE_S)
         if not told:
             raise ReplicaAway("no replica answers: try again")
         parts = {replica.name: part for replica, part in told.items() if part.status_code == 200}
@@ -74,20 +72,24 @@ class Gathered:
             return first
         pages = [orjson.loads(part.body) for part in parts.values()]
         merged = MERGED.get(scope["path"].removeprefix("/v1/"))
-        whole = merged_page(pages, _limit(scope)) if merged is None else merged(pages)
-        if missing := self._missing(parts):
+        if merged is None:
+            limit = QueryParams(scope["query_string"]).get("limit", "")  # in range, as replicas refuse others
+            whole = merged_page(pages, int(limit) if limit.isdecimal() else DEFAULT_LIMIT)
+        else:
+            whole = merged(pages)
+        answer = next(iter(parts.values()))
+        if missing := self._mark(answer, parts):
             whole["missing"] = missing
-        answer, first = Response(orjson.dumps(whole)), next(iter(parts.values()))
-        answer.raw_headers += [each for each in first.raw_headers if each[0] != b"content-length"] + _marks(missing)
+        answer.body = orjson.dumps(whole)
+        answer.headers["content-length"] = str(len(answer.body))
         return answer
 
-    @property
-    def _asked(self) -> list[Replica]:
-        """The replicas to ask now, including this one, in the order of their names."""
-        return [each for each in self._fleet if each is self._fleet.own or each.state is not State.AWAY]
-
-    def _missing(self, parts: Iterable[str]) -> list[str]:
-        return sorted(self._owners.names.known - set(parts))
+    def _mark(self, answer: Response, parts: Iterable[str]) -> list[str]:
+        """Name the replicas whose parts are missing in a header. Returns their names."""
+        missing = sorted(self._owners.names.known - set(parts))
+        if missing:
+            answer.headers["djinn-missing"] = ",".join(missing)
+        return missing
 
     # The live stream: the streams of all replicas that answer, as one.
 
@@ -95,7 +97,7 @@ class Gathered:
         """The live stream. It lasts until `ends` is closed, or until a replica comes or goes: the client then comes
         back, and gets a snapshot of those that are there. Raises `ReplicaAway` if one does not answer.
         """
-        asked = self._asked
+        asked = self._fleet.answering
         ids = split_id(Headers(scope=scope).get(LAST_ID, ""), [each.name for each in asked])
         while True:
             told, first, later, over = asyncio.Queue[Told](WAITING), dict[str, _Event](), list[Told](), set[str]()
@@ -123,7 +125,7 @@ class Gathered:
             ids = {}  # a snapshot is one of all
             await ends.aclose()
         stream = EventStream(self._merged(asked, first, later, told, ids))
-        stream.raw_headers += _marks(self._missing(first))
+        self._mark(stream, first)
         return stream
 
     async def _read(self, replica: Replica, scope: Scope, last_id: str, told: asyncio.Queue[Told]) -> None:
@@ -159,13 +161,11 @@ class Gathered:
         told: asyncio.Queue[Told],
         ids: dict[str, str],
     ) -> AsyncGenerator[bytes, None]:
-        """What the client gets. `ids` are the last events of each replica that it has. Figures are those of all, and
-        come once all have told theirs.
-        """
+        """What the client gets, which has all events up to `ids`. Figures are those of all, once all have told them."""
         figures: dict[str, dict[str, Any]] = {}
         pending = {name for name, event in first.items() if event.name == "snapshot"}
         waiting, held = deque[Told]([*first.items(), *later]), list[Told]()
-        while self._asked == asked:
+        while self._fleet.answering == asked:
             name, event = waiting.popleft() if waiting else await told.get()
             if isinstance(event, Response) or (event.name == "snapshot" and name not in pending):
                 return  # one has ended, or has missed some: all begin anew
@@ -227,10 +227,7 @@ def merged_uploads(lists: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def merged_page(pages: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any]:
-    """A page of `limit` sessions, ordered by id, from the replicas' pages after the same id.
-
-    A session that has just moved may be on two of them: the entry that was used last counts.
-    """
+    """A page of `limit` sessions, by id. Of one that has just moved and is on two pages, the last used entry counts."""
     listed = sorted((session for page in pages for session in page["data"]), key=lambda session: session["used_at"])
     found = {session["id"]: session for session in listed}
     sessions = [found[each] for each in sorted(found)]
@@ -240,18 +237,16 @@ def merged_page(pages: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any
 
 def merged_memory(views: Sequence[Any]) -> Any:
     """The sums of all figures. `bytes_per_s` is computed anew from the sums."""
-    first = views[0]
-    if isinstance(first, Mapping):
-        names = dict.fromkeys(name for view in views for name in view)
-        found = {}
-        for name in names:
-            values = [view[name] for view in views if name in view]
-            found[name] = values[0] if name in SAME else merged_memory(values)
-        if "bytes_per_s" in found:
-            found["bytes_per_s"] = found["bytes"] / found["seconds"] if found["seconds"] else None
-        return found
     known = [view for view in views if view is not None]
-    return sum(known) if known and not isinstance(known[0], Mapping) else merged_memory(known) if known else None
+    if not known or not isinstance(known[0], Mapping):
+        return sum(known) if known else None
+    found = {}
+    for name in dict.fromkeys(itertools.chain(*known)):
+        values = [view[name] for view in known if name in view]
+        found[name] = values[0] if name in SAME else merged_memory(values)
+    if "bytes_per_s" in found:
+        found["bytes_per_s"] = found["bytes"] / found["seconds"] if found["seconds"] else None
+    return found
 
 
 def merged_findings(views: Sequence[Any]) -> Any:
@@ -260,7 +255,8 @@ def merged_findings(views: Sequence[Any]) -> Any:
     capacities = [view["capacity"] for view in views if view["capacity"] is not None]
     least = min(capacities, key=lambda each: each["more"], default=None)
     capacity = least and {"more": sum(each["more"] for each in capacities), "text": least["text"]}
-    return {"data": sorted(found.values(), key=lambda each: KINDS.index(each["kind"])), "capacity": capacity}
+    kinds = get_args(FindingKind)
+    return {"data": sorted(found.values(), key=lambda each: kinds.index(each["kind"])), "capacity": capacity}
 
 
 MERGED: dict[str, Callable[[Sequence[Any]], Any]] = {
@@ -269,16 +265,4 @@ MERGED: dict[str, Callable[[Sequence[Any]], Any]] = {
     "memory": merged_memory,
     "findings": merged_findings,
 }
-"""How the answers of all replicas to that path are one, and their events of that name. All else are pages of sessions.
-"""
-
-
-def _marks(missing: Sequence[str]) -> list[tuple[bytes, bytes]]:
-    """The header that names the replicas whose parts are missing."""
-    return [(b"djinn-missing", ",".join(missing).encode())] if missing else []
-
-
-def _limit(scope: Scope) -> int:
-    """The page size. The replicas refuse numbers that are out of range."""
-    text = QueryParams(scope["query_string"]).get("limit", "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 5 else DEFAULT_LIMIT
+"""How all answers to that path, and all events of that name, become one. All other answers are pages of sessions."""
