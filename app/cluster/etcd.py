@@ -132,10 +132,8 @@ class EtcdStore(Store):
         await self._client.aclose()
 
     async def _ask(self, path: str, body: Mapping[str, Any], *, with_login: bool = True) -> dict[str, Any]:
-        """Ask one server after the other.
-
-        Returns the first answer, which for an expired lease has the `code` `NOT_FOUND`. Raises `DirectoryAway`. A
-        change may be made twice, with the same value, so the caller of a `swap` looks again.
+        """The first answer of a server, which for an expired lease has the `code` `NOT_FOUND`. Raises `DirectoryAway`.
+        A change may be made twice, with the same value, so the caller of a `swap` looks again.
         """
         failure = "no server"
         for url in list(self._urls):

@@ -47,9 +47,7 @@ class Store(ABC):
 
     @abstractmethod
     async def read_all(self, prefix: str, after: str = "", most: int = 0) -> dict[str, str]:
-        """The values of all keys with that prefix at one moment, ordered by key. Only those after the key `after`, and
-        at most `most`, if that is not 0.
-        """
+        """The values of all keys with that prefix, at one moment, by key: at most `most` (0: all) after that key."""
 
     async def write(self, key: str, value: str) -> None:
         """Set the value."""
@@ -124,8 +122,8 @@ class FolderStore(Store):
             is_same = (None if found is None else found[0]) == before
             if is_same and after is None:
                 file.execute("DELETE FROM entry WHERE key = ?", (key,))
-            elif is_same and after is not None:
-                self._put(file, key, after)
+            elif is_same:
+                file.execute("REPLACE INTO entry (key, value) VALUES (?, ?)", (key, after))
             return is_same
 
         return await self._do(swapped, LASTING)
@@ -134,7 +132,8 @@ class FolderStore(Store):
         def lent(file: sqlite3.Connection) -> bool:
             had = f"SELECT 1 FROM entry WHERE key = ? AND lender = ? AND {LIVES}"
             is_on = file.execute(had, (key, self._lender)).fetchone() is not None
-            self._put(file, key, value, self._lender, boot_time() + seconds, machine_id())
+            values = (key, value, self._lender, boot_time() + seconds, machine_id())
+            file.execute("REPLACE INTO entry VALUES (?, ?, ?, ?, ?)", values)
             return is_on
 
         return await self._do(lent)
@@ -154,9 +153,6 @@ class FolderStore(Store):
             await asyncio.get_running_loop().run_in_executor(self._thread, opened[0].close)
         self._thread.shutdown(wait=False)
 
-    def _put(self, file: sqlite3.Connection, key: str, value: str, *lent: object) -> None:
-        file.execute("REPLACE INTO entry VALUES (?, ?, ?, ?, ?)", (key, value, *(lent or (None, None, None))))
-
     async def _do(self, what: Callable[[sqlite3.Connection], T], how: str = "NORMAL") -> T:
         """Do it in one transaction. Raises `DirectoryAway`."""
 
@@ -175,9 +171,7 @@ class FolderStore(Store):
         return await asyncio.get_running_loop().run_in_executor(self._thread, transact)
 
     def _open(self) -> sqlite3.Connection:
-        """The file, opened again if it was replaced. Raises `sqlite3.Error`, `OSError`, and `FieldOutOfRange` on a file
-        system that several machines share: their clocks differ.
-        """
+        """The file, opened again if it was replaced. Raises `sqlite3.Error`, `OSError` and `FieldOutOfRange`."""
         path = self._folder / FILE
         if self._opened is not None:
             file, seen = self._opened
@@ -187,7 +181,7 @@ class FolderStore(Store):
             self._opened = None
             file.close()
         make_private_folder(self._folder)
-        if is_over_network(self._folder):
+        if is_over_network(self._folder):  # the machines' clocks differ
             raise refusal(
                 f"{self._folder} is on a file system of several machines: folder: is for the replicas of one. Several "
                 "machines need etcd"
