@@ -1,9 +1,7 @@
 """Which journal a replica's name belongs to.
 
-A replica claims its name when it starts, and only the newest journal of that name may. For each name the store has the
-journal's UUID, how often the journal was started in the cluster, and how many sessions have left or come. Each start
-replaces that entry, so an empty, old or copied folder is refused before anything in it is served.
-`docs/design/moves.md` says why.
+A replica claims its name when it starts, and only the newest journal of that name may. So an empty, old or copied
+folder is refused before anything in it is served. `docs/design/moves.md` says why.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ LOOK_S, AGAIN_S = 0.2, 1.0
 PATIENCE_S = 9.0
 """How long a start waits for the lease of a replica that may be dead: one and a half leases."""
 SAY_AGAIN_S = 60.0
-"""Between two log lines of a start that waits."""
 
 
 def open_store(text: str) -> Store:
@@ -45,9 +42,7 @@ def open_store(text: str) -> Store:
 
 
 class Load(msgspec.Struct, frozen=True):
-    """How busy a replica is: the free parts, 0 to 1, of the device's KV and of host memory for KV, and the number of
-    turns that run or wait.
-    """
+    """The free parts, 0 to 1, of the device's KV and of host memory for KV, and how many turns run or wait."""
 
     kv_free: float
     turns: int
@@ -71,22 +66,15 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     journal: str
     proof: str = ""
-    """Signs these three with the cluster's key. Clients' requests and keys go to that URL, so an entry without a proof
-    is ignored.
-    """
+    """Signs these three with the cluster's key: clients' keys go to that URL, so an entry without it is ignored."""
     place: str = ""
     role: str = "both"
     ready: bool = False
     """Whether it takes new work."""
     left: bool = False
     """Whether it ends, and all its sessions have gone to others."""
-    reported: Load | None = msgspec.field(default=None, name="load")
-    """None before its first measurement."""
-
-    @property
-    def load(self) -> Load:
-        """How busy it is. Before its first measurement it counts as full."""
-        return self.reported or Load(0.0, 0)
+    load: Load = Load(0.0, 0)
+    """Before its first measurement it counts as full."""
 
     def proven(self, key: ClusterKey) -> Member:
         """The same member with a proof that it has the cluster's key."""
@@ -202,7 +190,6 @@ async def claim(store: Store, name: str, mine: Record, place: str, key: ClusterK
 
 def _require_free(name: str, found: Record | None, mine: Record, tombs: Container[str], shown: str) -> None:
     """Raise `FieldOutOfRange` if the name cannot go on with this journal."""
-    why = None
     if mine.journal in tombs:
         why = (
             f"the journal in this folder ({mine.journal}) was given up by djinn cluster forget; start {name} with an "
@@ -226,8 +213,9 @@ def _require_free(name: str, found: Record | None, mine: Record, tombs: Containe
             f"this folder is a copy of the one of {name}, which has not ended in order. If that server is dead for "
             f"good: djinn cluster ended {name} --cluster {shown}"
         )
-    if why is not None:
-        raise refusal(why, "replica")
+    else:
+        return
+    raise refusal(why, "replica")
 
 
 async def declare_dead(store: Store, name: str, *, is_lost: bool) -> str:

@@ -12,7 +12,7 @@ from app.cluster.claims import Load
 from app.cluster.fleet import Fleet, State
 from app.cluster.hop import Hops
 from app.cluster.key import ClusterKey
-from app.cluster.membership import Membership, name_key, session_key
+from app.cluster.membership import Membership, id_key, name_key
 from app.cluster.moves.arrivals import Arrivals
 from app.cluster.moves.departures import Departures
 from app.cluster.moves.draining import Draining
@@ -53,7 +53,7 @@ class Cluster:
         self.membership = membership
         self.fleet = Fleet(membership.name, lambda: membership.members)
         self.hops = Hops(self.fleet, key, membership.changed)
-        self.owners = Owners(self.fleet, membership, self.hops, registry.table, bound, responses)
+        self.owners = Owners(membership, self.hops, registry.table, bound, responses)
         self._tasks = Tasks()
         self.arrivals = Arrivals(registry, directory, bound, responses, self._tasks)
         self.departures = Departures(registry, self.hops, responses, membership, self._tasks)
@@ -77,7 +77,6 @@ class Cluster:
             if self._balances:
                 self._tasks.start(self.draining.balance())
             self.departures.settle_all()  # those that were leaving when the server ended
-            self.prefill.start()
             try:
                 yield
             finally:  # the journal has the state of moves
@@ -86,7 +85,7 @@ class Cluster:
 
     async def _tell(self, require_ready: Callable[[], None]) -> None:
         """Keep telling the others how this replica is."""
-        load, told_at = None, -SAY_S
+        load, told_at = Load(0.0, 0), -SAY_S
         loop = asyncio.get_running_loop()
         while True:
             if loop.time() - told_at >= SAY_S:
@@ -109,18 +108,18 @@ class Cluster:
     @property
     def away(self) -> list[str]:
         """Names of replicas that may have sessions, and do not answer."""
-        return sorted(self.membership.known - {each.name for each in self.fleet.answering} - {self.membership.name})
+        return sorted(self.membership.known - {each.name for each in self.fleet.answering})
 
     def _keys(self, session: Session) -> Iterator[str]:
         """The session's keys in the store. A session whose id names this replica needs none for its id."""
         if home_of(session.id) != self.membership.name:
-            yield session_key(session.id)
+            yield id_key(session.id)
         if session.called is not None and not session.ephemeral:
             yield name_key(session.owner, session.called)
 
     async def _has_come(self, session: Session) -> None:
         """Write to the store that a session has arrived: its former home may be away when somebody asks."""
-        for key in [session_key(session.id), *self._keys(session)]:
+        for key in [id_key(session.id), *self._keys(session)]:
             while self._registry.table.find(session.id) is session:
                 try:
                     await self.membership.put(key, self.membership.name)

@@ -16,6 +16,7 @@ from app.cluster.claims import Load, Member, Record, Roster, claim, decode, enco
 from app.cluster.key import ClusterKey
 from app.cluster.store import FLEET, JOURNAL, MEMBER, PLACE, TOMB, Store
 from app.domain.errors import DirectoryAway, Fenced, WrongState
+from app.domain.tasks import Tasks
 from app.journal.journal import Journal
 from app.machine.memory import boot_time, machine_id
 from app.settings import Settings
@@ -38,14 +39,9 @@ PAGE = 1000
 """Places that are read at once."""
 
 
-def session_key(session_id: str) -> str:
-    """The key of a session that is not where its id says."""
-    return f"session {session_id}"
-
-
-def response_key(response_id: str) -> str:
-    """The key of a response that is not where its id says."""
-    return f"response {response_id}"
+def id_key(named: str) -> str:
+    """The key of a session, or of a response or conversation, that is not where its id says."""
+    return f"{'session' if named.startswith('ses_') else 'response'} {named}"
 
 
 def name_key(owner: str | None, name: str) -> str:
@@ -53,15 +49,9 @@ def name_key(owner: str | None, name: str) -> str:
     return f"name {owner or ''} {name}"
 
 
-def _day() -> int:
-    """Today, in days since 1970."""
-    return int(time.time() // DAY_S)
-
-
-def _place(text: str) -> tuple[str, int]:
-    """The replica, and the day of the last use."""
-    replica, _, day = text.partition(" ")
-    return replica, int(day)
+def _used_today(replica: str) -> str:
+    """The entry of a place: its replica, and the day of its last use, in days since 1970."""
+    return f"{replica} {int(time.time() // DAY_S)}"
 
 
 class Membership:
@@ -75,8 +65,7 @@ class Membership:
         """
         self.name = me.name
         self.members: Mapping[str, Member] = MappingProxyType({})
-        """Replicas that are present, by name, this one among them. While the store is away, those that were there last.
-        """
+        """Replicas that are present, by name, with this one. While the store is away, those that were there last."""
         self.known: frozenset[str] = frozenset({me.name})
         """Names of all replicas that may have sessions, present or not."""
         self.is_away = False
@@ -87,27 +76,24 @@ class Membership:
         """Journals that have been given up."""
         self.held: Callable[[], Iterable[str]] = lambda: ()
         """Yields the keys of all sessions here that the store must know. It gets them again if it loses its data."""
-        self._store = store
+        self._store, self._key, self._may_serve = store, key, may_serve
         self._me = me.proven(key)
-        self._key = key
-        self._strangers: frozenset[str] = frozenset()
+        self._strangers = set[str]()
         self._record = record
         self._text: str | None = encode(record)
         """The record as the store has it, as far as is known; None: it has none."""
-        self._may_serve = may_serve
-        self._news = asyncio.Event()
-        self._changed = asyncio.Event()
-        self._lacks_places = asyncio.Event()
+        self._news, self._changed, self._lacks_places = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._recording = asyncio.Lock()
         self._sure_at = boot_time()
         """When this replica last held the name for certain."""
         self._back_at = -LEASE_S
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks()
 
     async def __aenter__(self) -> Self:
         """Join the cluster."""
         self._sure_at = boot_time()
-        self._tasks = [asyncio.create_task(self._for_ever(step)) for step in (self._keep, self._follow, self._tend)]
+        for step in (self._keep, self._follow, self._tend):
+            self._tasks.start(self._for_ever(step))
         with suppress(TimeoutError):  # a store that is away is no reason not to serve
             async with asyncio.timeout(LEASE_S):
                 while self.name not in self.members and not self.is_lost:
@@ -116,9 +102,7 @@ class Membership:
 
     async def __aexit__(self, *_: object) -> None:
         """Leave the cluster."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.wait(self._tasks)
+        await self._tasks.close()
         with suppress(DirectoryAway):
             await self._store.take_back(f"{MEMBER}{self.name}")
 
@@ -130,9 +114,10 @@ class Membership:
         assert settings.cluster is not None
         assert settings.replica is not None
         address, name, mine = settings.cluster, settings.replica, journal.begin_start()
-        file = journal.path.stat()
+        file, lease = journal.path.stat(), journal.lease
         record = Record(journal=mine.uuid, start=mine.starts, attempt=mine.attempt, moves=moves, file=file.st_ino)
         place = f"{machine_id()} {file.st_dev}:{file.st_ino}" if machine_id() else ""
+        me = Member(name=name, url=settings.url, journal=mine.uuid, place=place, role=settings.role)
 
         async def claimed() -> None:
             async with aclosing(open_store(address)) as store:
@@ -140,8 +125,6 @@ class Membership:
 
         asyncio.run(claimed())
         journal.count_start()
-        me = Member(name=name, url=settings.url, journal=mine.uuid, place=place, role=settings.role)
-        lease = journal.lease
         return cls(open_store(address), me, record, key, lambda: lease is None or lease.holds)
 
     async def end(self, start: int | None) -> None:
@@ -155,7 +138,7 @@ class Membership:
 
     def say(self, *, ready: bool, left: bool, load: Load | None) -> None:
         """Announce this from now on. A load goes out once a second at most, the others at once."""
-        before, self._me = self._me, replace(self._me, ready=ready, left=left, reported=load or self._me.reported)
+        before, self._me = self._me, replace(self._me, ready=ready, left=left, load=load or self._me.load)
         if (ready, left) != (before.ready, before.left):
             self._news.set()
 
@@ -181,25 +164,23 @@ class Membership:
         text = await self._store.read(f"{PLACE}{key}")
         if text is None:
             return None
-        replica, day = _place(text)
-        if day < _day():
-            await self._store.swap(f"{PLACE}{key}", text, f"{replica} {_day()}")
+        replica = text.split()[0]
+        if text != (now := _used_today(replica)):
+            await self._store.swap(f"{PLACE}{key}", text, now)
         return replica
 
     async def swap(self, key: str, old: str | None, new: str) -> str:
-        """Set the key to `new` if it is `old` now, or not set. Returns its value then: of several that do so at once,
-        one wins.
-        """
+        """Set the key to `new` if it is `old` or not set. Returns its value then: of several at once, one wins."""
         before = None
-        while not await self._store.swap(f"{PLACE}{key}", before, f"{new} {_day()}"):
+        while not await self._store.swap(f"{PLACE}{key}", before, _used_today(new)):
             before = await self._store.read(f"{PLACE}{key}")
-            if before is not None and _place(before)[0] != old:
-                return (await self.find(key)) or _place(before)[0]
+            if before is not None and (found := before.split()[0]) != old:
+                return (await self.find(key)) or found
         return new
 
     async def put(self, key: str, replica: str) -> None:
         """Set the replica of a key."""
-        await self._store.write(f"{PLACE}{key}", f"{replica} {_day()}")
+        await self._store.write(f"{PLACE}{key}", _used_today(replica))
 
     async def note(self, *, start: int = 0, moves: int = 0, ended: bool = False, left: bool = False) -> None:
         """Raise the numbers of the record, so that older copies of the folder are refused. `moves` is how many changes
@@ -227,9 +208,7 @@ class Membership:
                 self._record, self._text = found, text  # an attempt whose answer was lost, or an operator's word
 
     async def bury(self, journal: str) -> None:
-        """Forbid all servers to start with that journal. Raises `WrongState` if a living one has it, and
-        `DirectoryAway`.
-        """
+        """Forbid all servers to start with that journal. Raises `DirectoryAway`; `WrongState` if one with it lives."""
         roster = await Roster.read(self._store)
         for each in roster.members.values():
             if each.journal == journal:
@@ -279,11 +258,11 @@ class Membership:
         for key in list(self.held()):
             if (other := await self.swap(key, None, self.name)) != self.name:
                 logger.error("a name of a session here is bound to %s", other)
-        after, last = PLACE, _day() - FORGET_DAYS
+        after, last = PLACE, time.time() // DAY_S - FORGET_DAYS
         while page := await self._store.read_all(PLACE, after, PAGE):
             after = max(page)
             for key, text in page.items():
-                if _place(text)[1] < last:
+                if int(text.split()[1]) < last:
                     await self._store.swap(key, text, None)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._lacks_places.wait(), DAY_S)
@@ -304,25 +283,26 @@ class Membership:
         if was_away:
             self.is_away, self._back_at = False, now
             logger.warning("the cluster's store answers again")
-        before, members = self.members, roster.members
-        strangers = frozenset(
-            name for name, each in members.items() if each.name != name or not each.is_proven(self._key)
-        )
-        for name in strangers - self._strangers:
-            logger.error("%s at %s lacks the key of this cluster: it gets nothing", name, members[name].url)
-        self._strangers = strangers
-        members = {name: each for name, each in members.items() if name not in strangers}
+        before, members, strangers = self.members, dict[str, Member](), set[str]()
         # Others have not renewed their leases either while it was away: they are given the time to come back.
         if now < self._back_at + LEASE_S:
-            members = {**before, **members}
-        away_for_good = {name for name, record in roster.records.items() if record.ended and record.left}
-        known = (roster.records.keys() | members.keys() | {self.name}) - (away_for_good - members.keys())
+            members |= before
+        for name, each in roster.members.items():
+            if each.name == name and each.is_proven(self._key):
+                members[name] = each
+            else:
+                strangers.add(name)
+                if name not in self._strangers:
+                    logger.error("%s at %s lacks the key of this cluster: it gets nothing", name, each.url)
+        self._strangers = strangers
         for name in sorted((members.keys() - before.keys()) - {self.name}):
             logger.info("replica %s is there, at %s", name, members[name].url)
         for name in sorted((before.keys() - members.keys()) - {self.name}):
             logger.warning("replica %s is away", name)
+        with_sessions = {name for name, record in roster.records.items() if not (record.ended and record.left)}
+        known = frozenset({self.name} | members.keys() | with_sessions)
         if was_away or self.is_lost != was_lost or members != before or known != self.known:
-            self.members, self.known = MappingProxyType(dict(members)), frozenset(known)
+            self.members, self.known = MappingProxyType(members), known
             self._tell()
 
     def _tell(self) -> None:

@@ -23,9 +23,9 @@ import orjson
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from app.cluster.fleet import Fleet, Replica, State
+from app.cluster.fleet import Replica, State
 from app.cluster.hop import Hops, moved_to, not_done
-from app.cluster.membership import Membership, name_key, response_key, session_key
+from app.cluster.membership import Membership, id_key, name_key
 from app.domain.errors import DirectoryAway, ReplicaAway
 from app.domain.homes import home_of, home_of_response
 from app.domain.text import header_text
@@ -139,21 +139,12 @@ class Owners:
     """Finds the owner of a session, a response or a name. Used on the event loop only."""
 
     def __init__(
-        self,
-        fleet: Fleet,
-        names: Membership,
-        hops: Hops,
-        sessions: SessionTable,
-        bound: BoundSessions,
-        responses: ResponseStore,
+        self, names: Membership, hops: Hops, sessions: SessionTable, bound: BoundSessions, responses: ResponseStore
     ) -> None:
         """`sessions`, `bound` and `responses` are this server's own, including those on their way to or from it."""
-        self._fleet = fleet
         self.names = names
-        self._hops = hops
-        self._sessions = sessions
-        self._bound = bound
-        self._responses = responses
+        self._hops, self._fleet = hops, hops.fleet
+        self._sessions, self._bound, self._responses = sessions, bound, responses
         self._known: dict[str, str] = {}
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._asking: dict[tuple[bytes, ...], asyncio.Task[Replica | None]] = {}
@@ -200,18 +191,17 @@ class Owners:
     async def _of_id(self, about: About, named: str, scope: Scope) -> Owner:
         """The replica that has the session, or the response or conversation, of that id."""
         if about is About.SESSION:
-            kind, key, home = "sessions", session_key(named), home_of(named)
-            is_here = self._sessions.has(SessionId(named))
+            kind, home, is_here = "sessions", home_of(named), self._sessions.has(SessionId(named))
         else:
-            kind, key, home = "responses", response_key(named), home_of_response(named)
-            kind, is_here = "conversations" if named.startswith("conv_") else kind, self._responses.has(named)
+            kind = "conversations" if named.startswith("conv_") else "responses"
+            home, is_here = home_of_response(named), self._responses.has(named)
         if is_here or home is None:  # no replica makes ids without a home: this one says whether the caller may ask
-            return Owner(self._fleet.own, key if is_here else None)
-        return await self._of_key(key, home, f"/v1/{kind}/{quote(named, safe='')}".encode(), scope)
+            return Owner(self._fleet.own, id_key(named) if is_here else None)
+        return await self._of_key(id_key(named), home, f"/v1/{kind}/{quote(named, safe='')}".encode(), scope)
 
     async def _of_key(self, key: str, home: str | None, path: bytes, scope: Scope) -> Owner:
-        """The replica that owns a key: the remembered one, its home, the store's entry, or the replica that claims it
-        when all are asked, in this order. If no replica owns the key and it has no home, one with room gets it.
+        """The replica that owns a key: the remembered one, its home, the store's entry, or who has it when all are
+        asked, in this order. If no replica owns the key and it has no home, one with room gets it.
         """
         is_name, known, away = home is None, self._known.get(key) or home, None
         replica = self._fleet.find(known)

@@ -37,7 +37,7 @@ DECODE, PREFILL = "decode", "prefill"
 OFFER_S = 2.0
 """How long another server may take to say whether it computes a prompt: the turn waits for that too."""
 SHUNNED_S = 1.0
-"""How long a server that has refused a prompt is not asked again."""
+"""How long a server that does not answer is not asked again."""
 AT_ONCE = 16
 """How many prompts may wait or be computed here. A further one is computed sooner at its home."""
 GREEDY, NO_TOKENS = SamplingParams(seed=0, temperature=0), StopRule(0)
@@ -45,7 +45,7 @@ GO = b"g"
 """What the home sends once it has taken the connection from its HTTP client. Until then it gets nothing."""
 
 
-class PromptOffer(msgspec.Struct, frozen=True):
+class PromptOffer(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt whose KV is to come over the connection, from the block with the number `first` on. Closing the
     connection cancels it.
 
@@ -53,7 +53,7 @@ class PromptOffer(msgspec.Struct, frozen=True):
     use what is computed for it. `token_ids` are those of the whole prompt, as the journal has them.
     """
 
-    format: int
+    format: int = FORMAT
     source: str
     model: dict[str, int | str]
     block_size: int
@@ -67,30 +67,19 @@ class Prefill:
     """Asks for prompts, computes them, or does neither, depending on the server's role. Used on the event loop only."""
 
     def __init__(self, registry: SessionRegistry, hops: Hops, settings: Settings) -> None:
-        self._registry = registry
+        self._registry, self._settings = registry, settings
         self._metrics = registry.metrics.prompts
         self._hops, self._fleet = hops, hops.fleet
-        self._settings = settings
         self._model = model_of(registry.executor.engine.info)
         self.tasks = Tasks()
         """Prompts of others that wait or are computed here, or own ones that others compute."""
         self.ways: Mapping[str, Way] = {PROMPT: (PromptOffer, self.offer)}
         """What other servers may offer, by path."""
-
-    def start(self) -> None:
-        """Have the engine ask for long prompts, if this server has others compute them."""
-        if self._settings.role == DECODE:
-            self._registry.turns.apart_tokens = self.apart_tokens
-            self._registry.table.on_lacking = self._lacking
+        if settings.role == DECODE:  # the engine asks for long prompts
+            registry.turns.apart_tokens = lambda: 0 if self._best() is None else settings.prefill_apart_tokens
+            registry.table.on_lacking = lambda session, notice: self.tasks.start(self._have_computed(session, notice))
 
     # Prompts that other servers compute for this one.
-
-    def _lacking(self, session: Session, notice: Lacking) -> None:
-        self.tasks.start(self._have_computed(session, notice))
-
-    def apart_tokens(self) -> int:
-        """From how many tokens without KV on another server may compute a prompt; 0: none does."""
-        return self._settings.prefill_apart_tokens if self._best() is not None else 0
 
     def _best(self) -> Replica | None:
         """The server with the fewest turns of those that compute prompts."""
@@ -101,18 +90,16 @@ class Prefill:
         executor, number = self._registry.executor, None
         try:
             number = give(executor, await self._offer(session, notice))
-        except (DjinnError, OSError, TimeoutError) as error:
+        except (DjinnError, OSError) as error:  # a timeout too
             logger.warning("a prompt is computed here: %s", error or "no other replica accepted it in time")
             self._metrics.asked(whole=False, tokens=0)
+            return
         finally:
             if number is None and executor.failure is None:  # else the engine that waited is gone, and the turn with it
-                executor.post(lambda ticket: ComputePrompt(ticket, session.id, notice.turn))
-        if number is None:
-            return
+                executor.post(partial(ComputePrompt, session=session.id, turn=notice.turn))
+        come = partial(ReceivePrompt, session=session.id, turn=notice.turn, connection=number, first=notice.first)
         try:
-            received: ReceivedPrompt = await executor.call(
-                lambda ticket: ReceivePrompt(ticket, session.id, notice.turn, number, notice.first)
-            )
+            received: ReceivedPrompt = await executor.call(come)
         except DjinnError as error:
             received = ReceivedPrompt(0, error.message)
         if received.error is not None:
@@ -120,16 +107,13 @@ class Prefill:
         self._metrics.asked(whole=received.error is None, tokens=received.tokens)
 
     async def _offer(self, session: Session, notice: Lacking) -> socket.socket:
-        """Offer the prompt. Returns the connection on which its KV will come. Raises `DjinnError`, `TimeoutError`,
-        `OSError`.
-        """
+        """Offer the prompt. Returns the connection on which its KV will come. Raises `DjinnError` and `OSError`."""
         replica, turn = self._best(), session.turn
         if replica is None:
             raise PeerAway("no server that computes prompts is there any more")
         if turn is None or turn.ticket != notice.turn or turn.ended.is_set():
             raise WrongState("its turn has ended")
         offer = PromptOffer(
-            format=FORMAT,
             source=self._fleet.here,
             model=self._model,
             block_size=self._settings.block_size,
@@ -141,7 +125,7 @@ class Prefill:
         replica.placed += 1
         try:
             async with asyncio.timeout(OFFER_S):
-                connection, _ = await connect(self._hops, replica, PROMPT, msgspec.msgpack.encode(offer))
+                connection, _ = await connect(self._hops, replica, PROMPT, offer)
         except (PeerAway, TimeoutError):
             replica.shun(SHUNNED_S)
             raise
@@ -180,9 +164,8 @@ class Prefill:
             executor.post(partial(Open, session=session, tenant=offer.tenant, namespace=offer.namespace))
             turn = partial(Submit, session=session, token_ids=tokens[:-1], sampling=GREEDY, stop=NO_TOKENS)
             executor.start_turn(turn, lambda event: None)
-            sent: SentKV = await executor.call(
-                partial(SendPrompt, session=session, connection=number, first=offer.first)
-            )
+            send = partial(SendPrompt, session=session, connection=number, first=offer.first)
+            sent: SentKV = await executor.call(send)
             self._metrics.served(sent.computed_tokens)
         except (DjinnError, OSError) as error:
             logger.info("a prompt of %s was not computed to its end: %s", offer.source, error)

@@ -162,7 +162,7 @@ class SessionTable:
         """Asked for each session that is not found."""
         self.on_closed: Callable[[Session], None] = lambda session: None
         """Told of each session that has closed."""
-        self.on_lacking: Callable[[Session, Lacking], None] = lambda session, notice: None
+        self.on_lacking: Callable[[Session, Lacking], object] = lambda session, notice: None
         """Told of each turn that waits for another server to compute its prompt."""
         self._quotas = quotas
         self._open: dict[SessionId, Session] = {}

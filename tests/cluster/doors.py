@@ -95,7 +95,7 @@ def serving_door(urls: Mapping[str, str], known: Known | None = None, inside: AS
     fleet, registry = Fleet(HERE, lambda: known.members), CollectorRegistry()
     hops = Hops(fleet, ClusterKey(KEY.encode()), known.changed)
     none: Any = Nothing()
-    owners = Owners(fleet, known, hops, none, none, none)  # type: ignore[arg-type]
+    owners = Owners(known, hops, none, none, none)  # type: ignore[arg-type]
     requests = Counter("requests", "requests", ["turn", "way"], registry=registry)
     forwarding = Forwarding(inside, fleet, owners, hops, requests)
 

@@ -18,16 +18,16 @@ from tests.waiting import wait_until
 
 
 def _fleet(here: str = "a", **loads: Load) -> tuple[Fleet, Known]:
-    known = Known({name: replace(member(name, "http://h:1"), reported=load) for name, load in loads.items()})
+    known = Known({name: replace(member(name, "http://h:1"), load=load) for name, load in loads.items()})
     return Fleet(here, lambda: known.members), known
 
 
 def test_new_sessions_go_where_there_is_room_and_spread_until_the_next_word() -> None:
-    older = decode(Member, '{"name": "a", "url": "", "journal": "", "load": null}')
+    older = decode(Member, '{"name": "a", "url": "", "journal": ""}')
     assert older.load == Load(0.0, 0), "it has not measured it yet"
     fleet, known = _fleet(a=Load(0.50, 0), b=Load(0.55, 9))
     assert [fleet.place().name for _ in range(6)] == ["b", "b", "b", "a", "b", "a"]
-    known.members["b"] = replace(known.members["b"], reported=Load(0.55, 9, 0.1))
+    known.members["b"] = replace(known.members["b"], load=Load(0.55, 9, 0.1))
     assert [fleet.place().name for _ in range(2)] == ["b", "b"]
     assert _fleet(a=Load(1, 5), b=Load(1, 4))[0].place().name == "b", "of equal room the less busy one"
     parked, _ = _fleet(a=Load(1, 0, host_free=0.4), b=Load(1, 0, host_free=0.6))

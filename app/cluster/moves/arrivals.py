@@ -1,6 +1,4 @@
-"""Sessions that arrive from other servers. They are offered, received by the engine, and taken when the old home says
-so.
-"""
+"""Sessions that arrive: they are offered, received by the engine, and taken when the old home says so."""
 
 from __future__ import annotations
 
@@ -15,19 +13,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
 
-from app.cluster.moves.talk import (
-    COMMIT,
-    FORMAT,
-    OFFER,
-    SETTLE,
-    Answer,
-    Offer,
-    Question,
-    Take,
-    Way,
-    give,
-    model_of,
-)
+from app.cluster.moves.talk import COMMIT, FORMAT, OFFER, SETTLE, Answer, Offer, Question, Take, Way, give, model_of
 from app.domain.errors import (
     DjinnError,
     EngineRestarting,
@@ -70,7 +56,7 @@ class Arrival:
     task: asyncio.Task[Answer]
     """All that becomes of it, once there is a connection."""
     decided: asyncio.Future[bool]
-    """Whether it is to be taken or given up. Set when the old home says so, or says nothing."""
+    """Whether it is to be taken or given up, as the old home says."""
 
     def __init__(self, registry: SessionRegistry, offer: Offer) -> None:
         """Reads an offer, which may take long. Raises `ValueError` and `FieldOutOfRange` if it is malformed."""
@@ -90,13 +76,8 @@ class Arrival:
         self._registry = registry
         self.failure: DjinnError | None = None
         """Why the engine has not received the session, and never will."""
-        self._losses = 0
+        self.losses = 0
         """The executor's count of lost engines when the engine began to receive the session."""
-
-    @property
-    def has_lost_engine(self) -> bool:
-        """Whether the engine that received it has died."""
-        return self._losses != self._registry.executor.losses
 
     async def outcome(self, *, is_wanted: bool) -> Answer:
         """What becomes of it: if that is not decided yet, it is taken as far as `is_wanted`. Raises `NotDurable`."""
@@ -108,7 +89,7 @@ class Arrival:
         """Return when the engine has received the session over the connection. Raises why it has not."""
         executor, record, turn = self._registry.executor, self.offer.record, self.snapshot.turn
         number = give(executor, connection)
-        self._losses = executor.losses
+        self.losses = executor.losses
         await executor.call(
             lambda ticket: ReceiveKV(
                 ticket,
@@ -127,7 +108,7 @@ class Arrival:
         """Give the session, which the engine has, all that it had elsewhere. It is durable when this returns. If this
         raises, the journal does not have it, unless the error is `NotDurable`: then it may.
         """
-        if self.has_lost_engine:
+        if self.losses != self._registry.executor.losses:
             raise EngineRestarting("the engine that had received the session has died")
         session, found, offer, turns = self.session, self.snapshot.turn, self.offer, self._registry.turns
         if found is None:
@@ -170,19 +151,13 @@ class Arrivals:
         """`directory` is that of the tenants."""
         self.on_taken: Callable[[Session], object] = lambda session: None
         """Called with each session that has arrived."""
-        self._registry = registry
-        self._bound = bound
-        self._responses = responses
+        self._registry, self._directory, self._tasks = registry, directory, tasks
+        self._bound, self._responses = bound, responses
         self._homes, identity = registry.keeper.homes, registry.keeper.identity
         self._journal = "" if identity is None else identity.uuid
-        self._directory = directory
         self._coming: dict[SessionId, Arrival] = {}
-        self._tasks = tasks
-        self.ways: Mapping[str, Way] = {
-            OFFER: (Offer, self.offer),
-            COMMIT: (Question, self.settle),
-            SETTLE: (Question, self.settle),
-        }
+        settle = (Question, self.settle)
+        self.ways: Mapping[str, Way] = {OFFER: (Offer, self.offer), COMMIT: settle, SETTLE: settle}
         """What other servers may ask, by path."""
 
     async def offer(self, offer: Offer, take: Take) -> None:
@@ -214,10 +189,7 @@ class Arrivals:
         return arrival
 
     def _require_welcome(self, offer: Offer) -> None:
-        """Raise `PeerMismatch` if the other server runs another model, or one with an adapter that is not here, moves
-        sessions in another way, or if the session's owner is unknown here. Raises what
-        `SessionTable.require_guarantee` raises.
-        """
+        """Raise `PeerMismatch` if this server cannot serve it, and what `SessionTable.require_guarantee` raises."""
         here, record = model_of(self._registry.executor.engine.info), offer.record
         adapter, digest, owner = record.adapter, record.adapter_digest, record.owner
         if offer.format != FORMAT:
@@ -251,9 +223,7 @@ class Arrivals:
             raise PeerFull("as many sessions are open as may be: others would have to close for good")
 
     async def _arrive(self, arrival: Arrival, connection: socket.socket, place: AsyncExitStack) -> Answer:
-        """All that becomes of the session, which has its `place` among those that may be open: returns whether it was
-        taken, and why not. Raises `NotDurable` if that is not certain.
-        """
+        """Whether the session, which has its `place`, was taken, and why not. Raises `NotDurable` if it may be."""
         session, decided = arrival.session, arrival.decided
         try:
             async with place:
@@ -285,10 +255,11 @@ class Arrivals:
         if arrival.offer.waits is not None:
             self._registry.tool_waits.adopt(session, arrival.offer.waits)
         self.on_taken(session)
-        if arrival.has_lost_engine:
+        executor = self._registry.executor
+        if arrival.losses != executor.losses:
             await reopen_late(self._registry, session)
-        if self._registry.executor.failure is None:  # from now on others of its tenant may share its KV
-            self._registry.executor.post(partial(PublishKV, session=session.id))
+        if executor.failure is None:  # from now on others of its tenant may share its KV
+            executor.post(partial(PublishKV, session=session.id))
         self._registry.pauses.go_on(session, arrival.offer.pause_expires_at)
         logger.info("a session has come from %s", arrival.offer.source, extra={"session": session.id})
         return Answer(taken=Taken.YES)
@@ -304,8 +275,7 @@ class Arrivals:
             with suppress(NotDurable):
                 answer = await arrival.outcome(is_wanted=question.word == arrival.word)
         elif question.word:
-            lost = "nothing is known of that move here: the server may have started again"
-            answer = Answer.refusing(PeerFull(lost))
+            answer = Answer.refusing(PeerFull("that move is not known here: the server may have started again"))
         await self._registry.keeper.settled_id(question.session)
         taken = self._homes.has_taken(question.session, question.epoch, question.seq)
         return Answer(taken, answer.code, answer.message)

@@ -12,19 +12,7 @@ from msgspec.structs import replace
 from app.cluster.fleet import Replica
 from app.cluster.hop import Hops
 from app.cluster.membership import Membership
-from app.cluster.moves.talk import (
-    FORMAT,
-    MAX_RESPONSE_BYTES,
-    OFFER,
-    Answer,
-    Offer,
-    Question,
-    ask,
-    connect,
-    encode,
-    give,
-    model_of,
-)
+from app.cluster.moves.talk import MAX_RESPONSE_BYTES, OFFER, Answer, Offer, Question, ask, connect, give, model_of
 from app.domain.errors import (
     AlreadyThere,
     DjinnError,
@@ -69,15 +57,10 @@ class Departures:
     def __init__(
         self, registry: SessionRegistry, hops: Hops, responses: ResponseStore, membership: Membership, tasks: Tasks
     ) -> None:
-        self._registry = registry
-        self._keeper = registry.keeper
-        self._homes = registry.keeper.homes
-        self._hops = hops
-        self._fleet = hops.fleet
-        self._responses = responses
-        self._membership = membership
+        self._registry, self._responses, self._membership, self._tasks = registry, responses, membership, tasks
+        self._keeper, self._homes = registry.keeper, registry.keeper.homes
+        self._hops, self._fleet = hops, hops.fleet
         self._at_once = asyncio.Semaphore(AT_ONCE)
-        self._tasks = tasks
 
     def require_home(self, session: SessionId, owner: str | None, or_any: bool) -> None:
         """Raise `Moved` if the session has gone to another server, and the caller may know it."""
@@ -161,11 +144,9 @@ class Departures:
         return peer, sent, seconds
 
     async def _send(self, session: Session, peer: Replica) -> tuple[SentKV, Question]:
-        """Send the session to the other server, and write to the journal that it leaves. The other server takes it only
-        at the commit. Returns the question that asks for that, too.
-        """
+        """Send the session, and write to the journal that it leaves. Returns the question at which it is taken, too."""
         executor, offer = self._registry.executor, await self._offer(session)
-        connection, said = await connect(self._hops, peer, OFFER, encode(offer))
+        connection, said = await connect(self._hops, peer, OFFER, offer)
         count, word, journal = said.split(" ")
         question = Question(session.id, offer.epoch, int(count), journal)
         try:
@@ -206,7 +187,6 @@ class Departures:
         if sum(each.size for each in responses) > MAX_RESPONSE_BYTES:
             raise TooLarge(f"the session's responses have more than the {MAX_RESPONSE_BYTES} bytes that can move")
         return Offer(
-            format=FORMAT,
             source=self._fleet.here,
             epoch=self._homes.epoch(session.id) + 1,
             model=model_of(self._registry.executor.engine.info),
@@ -242,12 +222,11 @@ class Departures:
 
     def _follow(self, session: Session, answer: Answer) -> None:
         """Let the session go, or keep it."""
-        if answer.taken is Taken.YES:
-            if session.state is not SessionState.CLOSED:
-                gone = self._responses.let_go(session)
-                self._registry.depart(session, self._homes.go(session.id, gone), gone)
-        else:
+        if answer.taken is not Taken.YES:
             self._stay(session)
+        elif session.state is not SessionState.CLOSED:
+            gone = self._responses.let_go(session)
+            self._registry.depart(session, self._homes.go(session.id, gone), gone)
 
     def _stay(self, session: Session) -> None:
         home = self._homes.of(session.id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 
@@ -43,8 +44,6 @@ FAREWELL_S = 2.5
 """How long the server still answers when its sessions have left: until all others have heard of it."""
 ALONE_S = 2.5
 """How long it waits for a peer that takes anything: servers that all end at once need not wait for each other."""
-
-
 BALANCE_S = 1.0
 """Between two looks at the memory."""
 AT_A_LOOK = 2
@@ -53,37 +52,27 @@ FULL, EASED = 0.1, 0.2
 """Free parts of memory: with less than the first in both tiers sessions go, until there is the second in one."""
 CLEARLY = 0.25
 """How much larger the free share of a peer's host memory must be, so that moves do not make it the fuller one."""
-RESTS_S, STAYS_S, SHUNNED_S = 30.0, 600.0, 30.0
-"""A session stays if it may go on within the first, or has arrived within the second. A peer that has refused one gets
-no offer for the third.
-"""
-
-
-def _is_busy(session: Session) -> bool:
-    is_used = session.under_way or session.requests or session.leaving
-    return bool(is_used) or session.state is SessionState.CLOSED
+RESTS_S, STAYS_S = 30.0, 600.0
+"""A session stays if it may go on within the first, or has arrived or could not go within the second."""
+SHUNNED_S = 30.0
+"""How long a peer that has refused one gets no offer."""
 
 
 class Draining:
-    """Hands the sessions of a server that shuts down to its peers, and before that resting ones while memory is nearly
-    full. Used on the event loop only.
-    """
+    """Hands sessions to peers: all in a shutdown, resting ones while memory is nearly full. On the event loop only."""
 
     def __init__(self, registry: SessionRegistry, departures: Departures, fleet: Fleet) -> None:
         self.is_over = False
         """Whether all sessions have left, so that this server needs no more requests."""
-        self._registry = registry
-        self._departures = departures
-        self._fleet = fleet
+        self._registry, self._departures, self._fleet = registry, departures, fleet
         self._refusals = Counter[str]()
         """How often each peer has refused since it last took a session."""
         self._tries = Counter[tuple[SessionId, str]]()
         """How often a peer has refused a session; without a peer, how often the session was in no state to move."""
         self._not_before: dict[str, float] = {}
-        """When a peer or a session may be tried again."""
+        """When a peer or a session may be tried again. A session that stays never is."""
         self._wanted: set[SessionId] = set()
         """Those that requests wait for: they leave first."""
-        self._stay: set[SessionId] = set()
         self._under_way: dict[asyncio.Task[None], Session] = {}
         self._left = Counter[str]()
         self._order: list[Session] = []
@@ -94,9 +83,7 @@ class Draining:
         """Until when a session that could not go, or a peer that has refused one, is left out of that."""
 
     async def run(self, within_s: float) -> None:
-        """Hand over all sessions that can leave within that time, each when its turn is over. The others stay as they
-        are.
-        """
+        """Hand over all sessions that can leave within that time, each when its turn is over. The others stay."""
         table, deadline = self._registry.table, time.monotonic() + within_s - FAREWELL_S
         if self._registry.executor.failure is not None or deadline <= time.monotonic():
             return
@@ -140,9 +127,7 @@ class Draining:
             await asyncio.wait(self._under_way, timeout=max(0.0, deadline - time.monotonic()))
 
     def _next(self, now: float) -> tuple[Session, Replica] | None:
-        """The session that leaves next, and its peer. Sessions that requests wait for go first, then those that are
-        expected back first.
-        """
+        """The session that leaves next, and its peer: those that requests wait for, then those expected back first."""
         table, ready, not_before = self._registry.table, self._fleet.ready, self._not_before
         willing = [each for each in ready if self._refusals[each.name] < MOST_REFUSALS]
         peers = [each for each in willing if not_before.get(each.name, 0.0) <= now]
@@ -152,14 +137,15 @@ class Draining:
             self._ordered_at, at = now, time.time()
             self._order = sorted(table, key=lambda each: (each.id not in self._wanted, *worth(each, at)))
         for session in self._order:
-            if _is_busy(session) or session in self._under_way.values() or not self._can_leave(session):
+            is_busy = session.under_way or session.requests or session.leaving or session.state is SessionState.CLOSED
+            if is_busy or session in self._under_way.values() or not self._can_leave(session):
                 continue
             peer = next((each for each in peers if self._tries[session.id, each.name] < TRIES), None)
             if peer is not None and not_before.get(session.id, 0.0) <= now:
                 peer.placed += 1
                 return session, peer
             if all(self._tries[session.id, each.name] >= TRIES for each in ready):
-                self._stay.add(session.id)
+                not_before[session.id] = math.inf
         return None
 
     async def _give(self, session: Session, replica: Replica) -> None:
@@ -177,12 +163,11 @@ class Draining:
             self._tries[session.id, peer] = TRIES
         except WrongState:  # another request is under way, or it has something that cannot move
             self._tries[session.id, ""] += 1
-            self._not_before[session.id] = time.monotonic() + DISTURBED_S
-            if self._tries[session.id, ""] >= MOST_DISTURBED:
-                self._stay.add(session.id)
+            may_move = self._tries[session.id, ""] < MOST_DISTURBED
+            self._not_before[session.id] = time.monotonic() + DISTURBED_S if may_move else math.inf
         except DjinnError as error:
             logger.warning("drain: a session stays: %s", error.message, extra=about)
-            self._stay.add(session.id)
+            self._not_before[session.id] = math.inf
         else:
             self._refusals[peer] = 0
             self._left[peer] += 1
@@ -196,7 +181,7 @@ class Draining:
 
     def _can_leave(self, session: Session) -> bool:
         """Whether the session leaves when its turn is over, as far as is known."""
-        return session.id not in self._stay and not session.ephemeral
+        return self._not_before.get(session.id, 0.0) < math.inf and not session.ephemeral
 
     def _log(self, text: str) -> None:
         left = ", ".join(f"{count} to {peer}" for peer, count in sorted(self._left.items())) or "none"
@@ -205,9 +190,7 @@ class Draining:
     # While memory is nearly full.
 
     async def balance(self) -> None:
-        """Hand resting sessions to a peer with clearly more room, whenever memory is nearly full. Ends when the server
-        shuts down.
-        """
+        """Until the server shuts down: if memory is nearly full, hand resting sessions to a peer with clearly more."""
         while not self._registry.table.draining:
             await asyncio.sleep(BALANCE_S)
             try:
@@ -232,7 +215,7 @@ class Draining:
             return
         # The one whose return is furthest away goes first.
         for session in sorted(resting, key=lambda each: returns_in_s(each, now), reverse=True)[:AT_A_LOOK]:
-            if _is_busy(session):
+            if not self._rests(session, now):  # any more
                 continue
             try:
                 await self._departures.move(session, peer.name, MoveReason.BALANCE)

@@ -70,7 +70,7 @@ def model_of(info: ModelInfo) -> dict[str, int | str]:
     return {name: getattr(info, name) for name in sizes}
 
 
-class Offer(msgspec.Struct, frozen=True):
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """A session that is to move from the server `source`, without its KV, which follows on the same connection.
 
     `history` has token ids as the journal has them, and `before` those before the turn that is paused (None: the
@@ -79,7 +79,7 @@ class Offer(msgspec.Struct, frozen=True):
     last two are of the paused turn's usage.
     """
 
-    format: int
+    format: int = FORMAT
     source: str
     epoch: int
     model: dict[str, int | str]
@@ -100,8 +100,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 class Question(msgspec.Struct, frozen=True):
     """Asks whether the session was taken with the move of that number. With the `word` of the answer to its offer it is
-    taken now. Without, it never will be if it was not. `journal` is the UUID of the journal that the answer is in:
-    another one knows nothing of it.
+    taken now. Without, it never will be if it was not. `journal` is the UUID of the journal that the answer is in.
     """
 
     session: SessionId
@@ -112,9 +111,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The answer to a question, or to an offer that is refused. `code` is that of the error for which the session was
-    not taken, if that is known.
-    """
+    """The answer to a question or a refused offer. `code` is that of the error for which it was not taken, if known."""
 
     taken: Taken = Taken.NO
     code: str | None = None
@@ -143,37 +140,33 @@ encode = msgspec.msgpack.encode
 
 async def ask(hops: Hops, peer: Replica, question: Question) -> Answer:
     """Whether the other server has the session. Raises `PeerAway` if nothing certain comes back, `PeerStranger`."""
-    path = COMMIT if question.word else SETTLE
-    status, said, _ = await _exchange(hops, peer, path, {}, encode(question))
+    status, said, _ = await _exchange(hops, peer, COMMIT if question.word else SETTLE, encode(question))
     if status != HTTPStatus.OK:
         raise PeerAway(f"{peer.name} answers with status {status}")
     return msgspec.msgpack.decode(said, type=Answer)
 
 
-async def connect(hops: Hops, peer: Replica, path: str, body: bytes) -> tuple[socket.socket, str]:
+async def connect(hops: Hops, peer: Replica, path: str, offer: msgspec.Struct) -> tuple[socket.socket, str]:
     """Offer something that is to go from engine to engine. Returns the connection, which the other server hands to its
     engine, and what that server says. Nothing arrives on it before something is sent. Raises the other server's
     refusal, `PeerAway`, `PeerStranger`.
     """
-    status, said, connection = await _exchange(hops, peer, path, UPGRADE, body)
+    status, said, connection = await _exchange(hops, peer, path, encode(offer))
     if connection is None:
         raise msgspec.msgpack.decode(said, type=Answer).error or PeerAway(f"{peer.name} answers with {status}")
     return connection, said.decode()
 
 
-async def _exchange(
-    hops: Hops, peer: Replica, path: str, more: dict[str, str], body: bytes
-) -> tuple[int, bytes, socket.socket | None]:
+async def _exchange(hops: Hops, peer: Replica, path: str, body: bytes) -> tuple[int, bytes, socket.socket | None]:
     """The answer's status and content, and for a 101 the connection: its content is in a header."""
     where, connection, signed = f"{peer.name} at {peer.seen.url}", None, sign_request(hops.key, peer.name, path, body)
-    fields = {"content-length": str(len(body)), **signed, **more}
+    fields = {"content-length": str(len(body)), **signed, **({} if path in STEPS else UPGRADE)}
     headers = [(name.encode(), value.encode()) for name, value in fields.items()]
     asked = hops.asking(peer, b"POST", path.encode(), headers, body)
     try:
         async with asyncio.timeout(ANSWER_S), asked as answer:
             status, found = answer.status, dict(answer.headers)
             if status == HTTPStatus.SWITCHING_PROTOCOLS:
-                assert answer.hand_over is not None  # of another server
                 said, connection = found.get(b"djinn-seq", b""), answer.hand_over()
             else:
                 said = await answer.read(MAX_ANSWER_BYTES)
@@ -206,9 +199,7 @@ def give(executor: EngineExecutor, connection: socket.socket) -> int:
 Take = Callable[[str], socket.socket]
 """Tells the other server something, and returns the connection for an engine. Raises `OSError` if it has been lost."""
 Way = tuple[type[Any], Callable[[Any, Take], Awaitable[Answer | None]]]
-"""What comes to a path, and what answers it, or raises an error to refuse it. All but the steps of a move are offers:
-they are refused, or take the connection.
-"""
+"""What comes to a path, and what answers it, takes the connection, or raises an error to refuse it."""
 
 
 class ClusterDoors:
@@ -216,9 +207,7 @@ class ClusterDoors:
 
     def __init__(self, app: ASGIApp, hops: Hops, ways: Mapping[str, Way]) -> None:
         """`ways` are what may be asked, by path."""
-        self.app = app
-        self._hops = hops
-        self._ways = ways
+        self.app, self._hops, self._ways = app, hops, ways
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -234,9 +223,7 @@ class ClusterDoors:
             await app(scope, receive, send)
 
     async def _answered(self, scope: Scope, receive: Receive, send: Send) -> Response | None:
-        """The signed answer. None: the connection has been handed over, or lost. Raises a `DjinnError` for a request
-        that no server of the cluster has signed.
-        """
+        """The signed answer; None if the connection was handed over, or lost. Raises what `_body` raises."""
         path, headers, status = scope["path"], Headers(scope=scope), HTTPStatus.OK
         body = await self._body(scope, headers, receive)
         kind, answer_to = self._ways[path]
