@@ -16,7 +16,6 @@ from app.cluster.claims import Load, Member, Record, Roster, claim, decode, enco
 from app.cluster.key import ClusterKey
 from app.cluster.store import FLEET, JOURNAL, MEMBER, PLACE, TOMB, Store
 from app.domain.errors import DirectoryAway, Fenced, WrongState
-from app.domain.tasks import Tasks
 from app.journal.journal import Journal
 from app.machine.memory import boot_time, machine_id
 from app.settings import Settings
@@ -87,13 +86,12 @@ class Membership:
         self._sure_at = boot_time()
         """When this replica last held the name for certain."""
         self._back_at = -LEASE_S
-        self._tasks = Tasks()
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
         """Join the cluster."""
         self._sure_at = boot_time()
-        for step in (self._keep, self._follow, self._tend):
-            self._tasks.start(self._for_ever(step))
+        self._tasks = [asyncio.create_task(self._for_ever(step)) for step in (self._keep, self._follow, self._tend)]
         with suppress(TimeoutError):  # a store that is away is no reason not to serve
             async with asyncio.timeout(LEASE_S):
                 while self.name not in self.members and not self.is_lost:
@@ -102,7 +100,9 @@ class Membership:
 
     async def __aexit__(self, *_: object) -> None:
         """Leave the cluster."""
-        await self._tasks.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
         with suppress(DirectoryAway):
             await self._store.take_back(f"{MEMBER}{self.name}")
 
