@@ -21,7 +21,6 @@ from app.domain.errors import DirectoryAway, FieldOutOfRange
 from app.domain.memory_map import MemoryMap
 
 logger = logging.getLogger(__name__)
-
 LOOK_S, AGAIN_S = 0.2, 1.0
 """Between two looks at a replica that may be dead, and between two attempts to reach the store."""
 PATIENCE_S = 9.0

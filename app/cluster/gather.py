@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import re
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ from app.domain.homes import REPLICA_NAME
 from app.sessions.findings import FindingKind
 from app.web.sse import EventStream, sse_event
 
+logger = logging.getLogger(__name__)
 PATIENCE_S = 8.0
 """How long a replica may take for its part. It waits less for its engine."""
 DEFAULT_LIMIT = 20
@@ -95,7 +97,7 @@ class Gathered:
 
     async def _events(self, scope: Scope, ends: contextlib.AsyncExitStack) -> Response:
         """The live stream. It lasts until `ends` is closed, or until a replica comes or goes: the client then comes
-        back, and gets a snapshot of those that are there. Raises `ReplicaAway` if one does not answer.
+        back, and gets a snapshot of those that are there. Raises `ReplicaAway` if one is silent, or none answers.
         """
         asked = self._fleet.answering
         ids = split_id(Headers(scope=scope).get(LAST_ID, ""), [each.name for each in asked])
@@ -147,8 +149,11 @@ class Gathered:
             if len(content) > LONGEST_EVENT:
                 raise ReplicaLost(f"replica {replica.name} has sent an event that is too large")
 
-        with contextlib.suppress(DjinnError):
+        try:
             await self._hops.at(replica)({**scope, "headers": headers}, silent(), take)
+        except Exception as error:
+            if not isinstance(error, DjinnError):
+                logger.exception("the live stream of replica %s ended", replica.name)
         answer = Response(content, head["status"])
         answer.raw_headers = head.get("headers", [])
         await told.put((replica.name, answer))

@@ -44,8 +44,8 @@ MISSES = 2
 """How many checks in a row a replica must miss to count as away: it may be busy for a moment."""
 MOST_IDLE = 256
 """How many unused connections to each replica are kept."""
-SHUNNED_S = 0.5
-"""How long a replica that refuses connections counts as away: it may be back soon."""
+SHUNNED_S = 2.0
+"""How long a replica that cannot be reached counts as away: longer than it takes to find that another cannot either."""
 LARGEST = 64 << 20
 """Most bytes of an answer that is read whole."""
 REPEATABLE = (b"GET", b"HEAD", b"OPTIONS")

@@ -11,7 +11,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from websockets.frames import Close
 
 from app.cluster.fleet import Replica
-from app.cluster.hop import HOP_HEADER, Hops, end_to_end, forwarded, target_bytes
+from app.cluster.hop import HOP_HEADER, SHUNNED_S, Hops, end_to_end, forwarded, target_bytes
 from app.cluster.wires import CONNECT_S
 from app.domain.errors import ReplicaAway, ReplicaLost
 from app.domain.text import header_text
@@ -60,6 +60,7 @@ async def pass_socket(hops: Hops, replica: Replica, scope: Scope, receive: Recei
         await send({"type": "websocket.http.response.body", "body": answer.body or b""})
         return
     except OSError as error:  # a timeout too
+        replica.shun(SHUNNED_S)
         raise ReplicaAway(f"replica {replica.name} cannot be reached: try again") from error
     except InvalidHandshake as error:
         raise ReplicaLost(f"replica {replica.name} has not answered the handshake: {error}") from error
@@ -83,7 +84,7 @@ async def _pass_up(connection: ClientConnection, receive: Receive) -> None:
         while (message := await receive())["type"] == "websocket.receive":
             text: str | None = message.get("text")
             await connection.send(text if text is not None else message.get("bytes") or b"")
-        await connection.close(closable(message.get("code")))
+        await connection.close(closable(message.get("code")), message.get("reason") or "")
 
 
 async def _pass_down(connection: ClientConnection, send: Send) -> None:

@@ -152,7 +152,7 @@ class EngineExecutor:
         self.losses = 0
         """How often the engine has died."""
         self.steps = 0
-        """That have made tokens; those whose events came together count once."""
+        """Steps that made tokens. Steps whose events arrive together count as one."""
         self._reopen: Callable[[], Awaitable[None]] | None = None
         self._reopening: asyncio.Task[None] | None = None
         self._end_turns: Callable[[EngineStalled], None] = lambda error: None

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 ENDLESS = "a $ref refers to itself, directly or through what each of its values must have: no value can match it"
 NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 """Keywords whose values have schemas by names."""
+DEFINED = ("$defs.", "definitions.")
 VALUES = frozenset({"const", "default", "enum", "examples"})
 """Keywords whose values are data, in which there are no keywords."""
 Found = TypeVar("Found", list[Any], dict[str, Any], int)
@@ -33,8 +34,9 @@ def endless_reference(schema: object) -> str | None:
             for choice in choices:
                 needed_by[id(choice)].append((id(node), need))
         for name, child in _children(node):
-            left.append(child)
             names[id(child)] = id(node), name
+            if not name.startswith(DEFINED):  # those that nothing refers to do no harm
+                left.append(child)
     finite = [each for each, unmet in needs.items() if not unmet]
     while finite:
         for each, need in needed_by[finite.pop()]:
@@ -99,7 +101,7 @@ def _referred(schema: Any, reference: object) -> object:
     for name in filter(None, reference[1:].split("/")):
         name = name.replace("~1", "/").replace("~0", "~")
         if isinstance(schema, list):
-            schema = dict(enumerate(schema)).get(int(name)) if name.isdecimal() else None
+            schema = schema[int(name)] if name.isdecimal() and int(name) < len(schema) else None
         else:
             schema = schema.get(name) if isinstance(schema, dict) else None
     return schema

@@ -84,7 +84,7 @@ class HeadTime:
         async with self._asking[owner]:
             await self._computing.acquire()
             try:
-                while self._rests and self._any_runs():  # noqa: ASYNC110 (most rests are a moment)
+                while self._rests and self._any_runs():  # noqa: ASYNC110 (by time or by steps)
                     await asyncio.sleep(LOOK_S)
             except BaseException:
                 self._computing.release()
@@ -136,8 +136,8 @@ class Whitebox:
         """By tenant."""
         self._measuring: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
         """The same for norms, which do not wait for a lens: that can take seconds."""
-        self._sizes: dict[object, int] = {MapLens: FIRST_SLICE, ReadFeatures: 1}
-        """Of the next slice."""
+        self._sizes: dict[tuple[bool, bool, bool], int] = {}
+        """Of the next slice, by what takes a lens longer."""
 
     async def arm(self, session: Session, breakpoint: Breakpoint) -> None:
         """Add a breakpoint, whatever the session is doing; when this returns it is armed and durable. It is in
@@ -292,7 +292,9 @@ class Whitebox:
         """
         async with self._map(session, positions, layers, beside=beside) as found:
             ask_of = partial(MapLens, session=session.id, ask=ask)
-            parts: list[LensRows] = await self._slices(session, found.count, ask_of)
+            kind = bool(ask.lens), ask.measures, beside is not None
+            size = self._sizes.get(kind, FIRST_SLICE)
+            parts, self._sizes[kind] = await self._slices(session, found.count, ask_of, size, LEAST_SLICE)
             rows: dict[str, Any] = {name: _joined(parts, name) for name in ("rows", "chosen", "measures", "others")}
             return found, LensRows(seconds=sum(each.seconds for each in parts), **rows)
 
@@ -316,7 +318,7 @@ class Whitebox:
         file, layers = dictionary.file, (dictionary.layer,)
         ask = partial(ReadFeatures, session=session.id, digest=file.digest, k=dictionary.k, top_k=top_k, chosen=chosen)
         async with self._map(session, positions, layers, dictionary.point) as found:
-            parts: list[FeatureRows] = await self._slices(session, found.count, ask)
+            parts, _ = await self._slices(session, found.count, ask, 1, 1)
             seconds = sum(each.seconds for each in parts)
             return found, FeatureRows(_joined(parts, "rows"), _joined(parts, "chosen"), seconds)
 
@@ -348,16 +350,19 @@ class Whitebox:
                 if session.state is not SessionState.CLOSED and self._executor.failure is None:
                     self._executor.post(lambda ticket: CloseMap(ticket, session.id))
 
-    async def _slices(self, session: Session, count: int, ask: partial[MapLens] | partial[ReadFeatures]) -> list[Any]:
-        """The answers for all of the map, in its order. `ask` makes the command for streams from `first` to `end`."""
-        parts, first, kind = list[Any](), 0, ask.func
+    async def _slices(
+        self, session: Session, count: int, ask: Callable[..., MapLens | ReadFeatures], size: int, least: int
+    ) -> tuple[list[Any], int]:
+        """The answers for all of the map, in its order, `size` streams at first; and how many the next one may take.
+        `ask` makes the command for streams from `first` to `end`.
+        """
+        parts, first = list[Any](), 0
         while first < count:
-            end = min(count, first + self._sizes[kind])
+            end = min(count, first + size)
             parts.append(await self._head.take(session.owner, partial(ask, first=first, end=end)))
-            allowed = int((end - first) * SLICE_S / parts[-1].seconds)
-            self._sizes[kind] = max(LEAST_SLICE if kind is MapLens else 1, min(MOST_SLICE, allowed))
+            size = max(least, min(MOST_SLICE, int((end - first) * SLICE_S / parts[-1].seconds)))
             first = end
-        return parts
+        return parts, size
 
 
 def _joined(parts: Sequence[LensRows | FeatureRows], name: str) -> tuple[Any, ...]:

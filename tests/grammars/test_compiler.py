@@ -64,7 +64,7 @@ def holding(**held: Any) -> dict[str, Any]:
     return {"type": "object", "properties": held, "required": [*held]}
 
 
-ROOT = {"$ref": "#"}
+ROOT, OF_A = {"$ref": "#"}, {"$ref": "#/$defs/A"}
 SPELLED = 'a<eos>"b'
 
 
@@ -98,8 +98,8 @@ def test_a_copy_goes_its_own_way_and_tokens_that_do_not_match_are_refused(gramma
         (lark("start: missing"), "missing"),
         (json_grammar({"not": {"type": "string"}}), "Unimplemented keys"),
         (json_grammar({"$ref": "#"}), r"at \$ref: a \$ref refers to itself"),
-        (json_grammar({"$defs": {"const": {"anyOf": [{"$ref": "#/$defs/const"}]}}}), r"const\.anyOf\.0\.\$ref: a \$"),
-        (json_grammar({"$defs": {"A": holding(n={}, a={"$ref": "#/$defs/A"})}}), r"\$defs\.A\.properties\.a\.\$ref: a"),
+        (json_grammar({**OF_A, "$defs": {"A": {"anyOf": [OF_A]}}}), r"A\.anyOf\.0\.\$ref: a \$"),
+        (json_grammar({**OF_A, "$defs": {"A": holding(n={}, a=OF_A)}}), r"\$defs\.A\.properties\.a\.\$ref: a"),
         (json_grammar(holding(a={"anyOf": [holding(b=ROOT), ROOT]})), r"anyOf\.0\.properties\.b\.\$ref: a \$ref"),
         (json_grammar({"allOf": [{"type": "array", "items": ROOT, "minItems": 1}]}), r"at allOf\.0\.items\.\$ref: a"),
         (

@@ -46,8 +46,6 @@ ALONE_S, LOOK_S = 1.0, 0.005
 """How long requests for a session may still take that were there before its move, and between two looks."""
 ASK_S = (0.2, 1.0, 2.0, 5.0)
 """Between two questions after a session that may have been taken. The last repeats itself."""
-
-
 Departure = tuple[Replica, SentKV, float]
 
 

@@ -48,7 +48,6 @@ from app.sessions.tool_waits import Waits
 from app.web.errors import error_response
 
 logger = logging.getLogger(__name__)
-
 FORMAT = 5
 """The version of `Offer`, raised whenever the meaning of anything in it or in a snapshot changes."""
 PREFIX = "/v1/cluster/"

@@ -110,8 +110,8 @@ class TensorFormat:
 
 
 def require_finite(name: str, tensor: Tensor, origin: Path | None, *, has: str = "values") -> None:
-    """Raise BrokenModel if a tensor of floats of two bytes or more, or of exponents alone, has NaN or infinity: these
-    are what the tensor `name` `has`. One core checks 5 GB/s. Random weights (no `origin`) are not checked.
+    """Raise BrokenModel if a tensor of floats of two bytes or more, or of exponents alone, has NaN or infinity. The
+    error says what it `has`: values or scales. One core checks 5 GB/s. Random weights (no `origin`) are not checked.
     """
     exponents = tensor.dtype is torch.float8_e8m0fnu
     if origin is None or tensor.is_meta or not (exponents or tensor.dtype in FLOATS.values()) or not tensor.numel():

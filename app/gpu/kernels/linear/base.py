@@ -155,8 +155,8 @@ class BlockMatrix:
 
     @property
     def scales(self) -> Tensor:
-        """What is finite where the matrix is: a view of the scales and offsets of its blocks, in the type in which they
-        are stored, or the values of a kind that has them in another way. Scales of MXFP4 do not show an overflow. On
+        """If all of these are finite, so is the matrix, but for an overflow of MXFP4: the scales and offsets of its
+        blocks, a view in the type in which they are stored, or all values of a kind whose scales lie elsewhere. On
         `meta` too.
         """
         if isinstance(self.kind, Grouped):
