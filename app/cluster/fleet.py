@@ -124,7 +124,7 @@ class Fleet:
         """The replica of that name. Raises `ReplicaAway` if it does not answer."""
         replica = self.find(name)
         if replica is None or replica.state is State.AWAY:
-            raise ReplicaAway(f"replica {name} is away, and what is there with it: try again")
+            raise ReplicaAway(f"replica {name}, which has what this request is about, is away: try again")
         return replica
 
     def place(self, but: str | None = None, key: str | None = None) -> Replica:

@@ -272,7 +272,7 @@ class Owners:
         found = next(iter([*has, *last]), None)
         if found is None and (silent or (left and None not in left.values())):
             who = f"replica {', '.join(sorted(silent))}" if silent else "a replica"
-            raise ReplicaAway(f"{who} may have it, and does not answer: try again")
+            raise ReplicaAway(f"{who} may have what this request is about, and does not answer: try again")
         return found
 
     def _remember(self, key: str, replica: str) -> None:

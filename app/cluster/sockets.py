@@ -19,7 +19,7 @@ from app.web.errors import TRY_AGAIN_LATER, closable, close_socket
 
 PING_S = 5.0
 """Between two pings, and how long the answer to one may take."""
-ANSWER_S = 10.0
+ANSWER_S = 5.0
 """How long a replica may take for its handshake."""
 NOT_PASSED = frozenset(
     b"host sec-websocket-key sec-websocket-version sec-websocket-extensions sec-websocket-protocol".split()
