@@ -30,7 +30,8 @@ class Places:
             while self._taken >= (1 if self.others_run() else at_once):
                 self._left.clear()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._left.wait(), LOOK_S)
+                    async with asyncio.timeout(LOOK_S):
+                        await self._left.wait()
             self._taken += 1
         try:
             yield

@@ -36,7 +36,6 @@ from app.web.middleware import HOP
 from app.web.sse import disconnected
 
 logger = logging.getLogger(__name__)
-
 LOOK_S = 1.0
 """Between two checks of a replica that has requests of this one, or counts as away."""
 LOOK_PATIENCE_S = 4.0

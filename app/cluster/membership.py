@@ -22,7 +22,6 @@ from app.settings import Settings
 from app.settings.settings import CLUSTER_LEASE_S
 
 logger = logging.getLogger(__name__)
-
 LEASE_S = 6.0
 """How long a silent replica still counts as present."""
 FENCE_S = CLUSTER_LEASE_S
@@ -243,7 +242,8 @@ class Membership:
         if not self.is_lost:
             self._sure_at = began
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), SAY_S)
+            async with asyncio.timeout(SAY_S):
+                await self._news.wait()
 
     async def _follow(self) -> None:
         """Read the roster whenever anything in it changes."""
@@ -265,7 +265,8 @@ class Membership:
                 if int(text.split()[1]) < last:
                     await self._store.swap(key, text, None)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._lacks_places.wait(), DAY_S)
+            async with asyncio.timeout(DAY_S):
+                await self._lacks_places.wait()
 
     async def _look(self) -> None:
         roster = await Roster.read(self._store)

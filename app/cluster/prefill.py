@@ -29,7 +29,6 @@ from app.sessions.session import Session
 from app.settings import Settings
 
 logger = logging.getLogger(__name__)
-
 FORMAT = 4
 """The version of `PromptOffer`, raised whenever the meaning of anything in it changes."""
 PROMPT = f"{PREFIX}prompt"

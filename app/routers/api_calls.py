@@ -399,7 +399,8 @@ class ApiCall:
         self.is_aside = not bound.goes_on(session, prompts[0])
         if not self.is_aside and session.turn is not None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(session.turn.ended.wait(), MOMENT_S)
+                async with asyncio.timeout(MOMENT_S):
+                    await session.turn.ended.wait()
 
     def labels(self, body: OpenBody, user: str | None) -> dict[str, str]:
         """The metadata of a session that the call opens, what people know it by first: its name, what its agent says,

@@ -39,7 +39,6 @@ from app.sessions.session import Session
 from app.tenants.tenant import Directory
 
 logger = logging.getLogger(__name__)
-
 AT_ONCE = 8
 """How many sessions may be on their way here."""
 WAIT_S = 60.0

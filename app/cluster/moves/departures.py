@@ -39,7 +39,6 @@ from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 
 logger = logging.getLogger(__name__)
-
 AT_ONCE = 4
 """Sessions that are sent at the same time; others wait for their turn."""
 ALONE_S, LOOK_S = 1.0, 0.005

@@ -29,7 +29,6 @@ from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 
 logger = logging.getLogger(__name__)
-
 MOST_REFUSALS = 8
 """Sessions that a peer may refuse, one after the other, before nothing more is offered to it."""
 TRIES = 2
