@@ -80,7 +80,6 @@ function Progress({ found }) {
   </div>`;
 }
 
-/** A place in words. */
 function nameOf({ point, layer, column }, { body, told }) {
   if (body.by === "head") return `Head ${column} of layer ${layer}`;
   return `${body.points.length > 1 ? `${point} of layer` : "Layer"} ${layer} at “${visible(told.clean_texts[column])}”`;
@@ -98,7 +97,6 @@ const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2
 
 const WRITERS = 3;
 
-/** The heads that write most toward the answer by themselves. */
 function Writers({ writers, body: { metric } }) {
   if (writers?.error) return html`<p class="dim">What each head writes is not known: ${writers.error.message}</p>`;
   return writers && html`<p class="row tight">Most toward ${wordOf(metric.answer)}, and away from ${wordOf(metric.wrong)}:
@@ -106,7 +104,6 @@ function Writers({ writers, body: { metric } }) {
       onClick=${() => (chosen.value = { point: "z", layer, column: head })}>Head ${head} of layer ${layer} <b>${signed(value)}</b></button>`)}</p>`;
 }
 
-/** Both prompts, with the tokens in which they differ. */
 function Prompts({ told, metric }) {
   const { clean_token_ids: clean, corrupted_token_ids: corrupted } = told;
   const line = (name, texts, value) => html`<dt>${name}</dt><dd>
@@ -193,7 +190,6 @@ const patterns = perKey(new Map());
 /** Points that have a head for each pattern: heads of keys and values may be fewer. */
 const QUERIES = ["q", "q_rot", "z"];
 
-/** What the chosen head looks at in the clean prompt. */
 function HeadOf({ prompt, layer, head, texts }) {
   const { busy, error, act } = useAction();
   const key = `${layer} ${prompt}`;

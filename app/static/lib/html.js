@@ -4,7 +4,7 @@ import htm from "htm";
 
 export const html = htm.bind(h);
 
-/** Text without what turns the direction of all that follows it: names and answers come from clients and models. */
+/** Text without marks that turn the direction of what follows. */
 export const harmless = (text) => text.replace(/[\u202a-\u202e\u2066-\u2069]/g, "\ufffd");
 
 const SAID = ["title", "aria-label"];

@@ -4,8 +4,7 @@ import { call } from "../lib/api.js";
 
 /** Positions in sight at first, and most of one request. */
 const BLOCK = 64;
-/** The first request of a round has one position, so that something is there at once. A later one has twice as many as the one
- * before, or half where that took longer: a lens gives way to the turns of others. */
+/** A round asks for one position, then for twice as many, or for half after a slower answer. */
 const PATIENCE_MS = 900;
 /** Tokens of a cell in sight, and at the position that is looked at: the most that the server tells. */
 const [ONE, MOST] = [1, 5];

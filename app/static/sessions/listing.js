@@ -174,7 +174,7 @@ function grouped(views) {
   });
 }
 
-/** Bytes of KV of several sessions. What they share counts for each of them, but never for more than a tier has in all. */
+/** Bytes of KV. What they share counts for each, but never for more than a tier has. */
 function heldBy(views) {
   const owned = memory.peek()?.data;
   const sums = new Map(TIERS.map((tier) => [tier, 0]));

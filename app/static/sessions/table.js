@@ -111,7 +111,7 @@ function Group({ name, ids, bytes: held, isFolded, index }) {
   const fold = () => (folded.value = isFolded ? folded.value.filter((each) => each !== name) : [...folded.value, name]);
   return html`<tr class="group" aria-rowindex=${index + 2}>
     <td colspan=${columns.value.length - !isPhone.value}><button class="quiet" aria-expanded=${!isFolded} onClick=${fold}>
-      <span aria-hidden="true">${isFolded ? "▸" : "▾"}</span> ${name || `no ${grouping.value}`}</button> <span class="dim" title="Shared KV counts for each of them, up to what their tier holds in all">${counted(ids.length, "session")} · ${bytes(held)}</span></td>
+      <span aria-hidden="true">${isFolded ? "▸" : "▾"}</span> ${name || `no ${grouping.value}`}</button> <span class="dim" title="Shared KV counts for each, up to what its tier holds">${counted(ids.length, "session")} · ${bytes(held)}</span></td>
     ${!isPhone.value && html`<td class="actions" colspan="2"><div><${Together} ids=${ids} of=${` of ${name}`} /></div></td>`}
   </tr>`;
 }

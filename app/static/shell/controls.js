@@ -24,8 +24,7 @@ export function Button({ why = null, title = null, onClick, children, ...rest })
   `;
 }
 
-/** What a session's client calls it, then the end of its id, which tells apart two of one name. Without a name the id is the name.
- * Where there is no room for both, the name is shortened. */
+/** What a session's client calls it, then the end of its id, which tells apart two of one name. The name is shortened first. */
 export function Named({ view }) {
   const [name, id] = [nameOf(view), shortId(view.id)];
   if (name === id) return id;

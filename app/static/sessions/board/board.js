@@ -108,12 +108,10 @@ function Rest() {
   </span>`;
 }
 
-/** Pixels of letters at most, of what is beside a name, the least for more of it than initials, and the height of a cell that has
- * one. */
+/** Pixels: letters at most, what is beside a name, the least for more than initials, the height of a cell with a name. */
 const [SIZE, BESIDE, LEAST_WIDTH, LEAST_HEIGHT] = [12, 25, 40, 12];
 
 const pen = Object.assign(document.createElement("canvas").getContext("2d"), { font: `${SIZE}px system-ui, sans-serif` });
-/** Pixels of each letter that was measured, at that size: those of some scripts are twice as wide as others. */
 const widths = new Map();
 function widthOf(letter) {
   if (!widths.has(letter)) widths.set(letter, pen.measureText(letter).width);
@@ -121,16 +119,13 @@ function widthOf(letter) {
 }
 
 const letters = new Intl.Segmenter();
-/** What people take for letters, though some are written as several characters. */
 const lettersOf = (text) => [...letters.segment(text)].map(({ segment }) => segment);
 
-/** The first letters, as many as have room. */
 function within(all, room) {
   const next = all.findIndex((letter) => (room -= widthOf(letter)) < 0);
   return next < 0 ? all : all.slice(0, next);
 }
 
-/** Pixels of a cell's letters: no border may cut one. */
 const sizeIn = ({ height }) => Math.min(SIZE, height - 3);
 
 /** As much of a name as its cell has room for, with the end in which agents of one kind differ; a small cell has initials and
@@ -192,7 +187,6 @@ function Ring({ view }) {
   return html`<i class="ring" style=${{ "--left": share }} aria-hidden="true"></i>`;
 }
 
-/** What a tooltip shows, as lines of a title and a text. */
 function linesOf(view, tier) {
   const copies = TIERS.filter((each) => each !== tier && bytesIn(view, each) > 0);
   return [
@@ -225,7 +219,6 @@ const WIDTH = 340;
 /** `{id, tier, x, y}`: what is pointed at, and where in the board; null: nothing. */
 const pointed = perKey(null);
 
-/** Point at a cell of this board, or at none. */
 function pointAt(cell, board) {
   if (cell === null) return void (pointed.value = null);
   const [own, all] = [cell.getBoundingClientRect(), board.getBoundingClientRect()];
@@ -242,7 +235,6 @@ function Tip() {
   </dl>`;
 }
 
-/** Keep the plan true to the size of the board. */
 function keepSize(board) {
   const measure = () => {
     const fields = TIERS.map((tier) => board.querySelector(`.field[data-tier=${tier}]`));
@@ -258,7 +250,6 @@ function keepSize(board) {
 
 const WAYS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
-/** Move the focus between the cells of `board`. */
 function walk(event, board) {
   const cells = () => [...board.querySelectorAll(".cell:enabled")];
   const next = nextCell(event, board, cells);
