@@ -177,7 +177,7 @@ async def claim(store: Store, name: str, mine: Record, place: str, key: ClusterK
                 )
             if other is not None and not is_mine and is_late:
                 where = f"{name} runs already, at {other.url}"
-                raise refusal(f"{where}: end it first. This folder may be a copy of its own", "replica")
+                raise refusal(f"{where}: end it first. This folder may be a copy of that server's", "replica")
             await asyncio.sleep(LOOK_S)
         except DirectoryAway as error:
             waits_since = time.monotonic()

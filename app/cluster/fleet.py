@@ -77,8 +77,8 @@ class Replica:
 
     @property
     def room(self) -> tuple[bool, float, float, int]:
-        """Compares replicas for a new session: those that only compute prompts come last. Then free KV counts, then
-        free host memory, which tells who has fewer sessions where none has KV on the device, then turns ahead of it.
+        """Ranks replicas for a new session; the largest gets it. Replicas that only compute prompts come last. Then
+        free device KV counts, then free host memory, then how few turns run or wait there.
         """
         load, kv_free = self.seen.load, self.seen.load.kv_free - PLACED_COSTS * self.placed
         return self.takes_sessions, kv_free, load.host_free, -load.turns - self.placed

@@ -97,7 +97,7 @@ class Gathered:
 
     async def _events(self, scope: Scope, ends: contextlib.AsyncExitStack) -> Response:
         """The live stream. It lasts until `ends` is closed, or until a replica comes or goes: the client then comes
-        back, and gets a snapshot of those that are there. Raises `ReplicaAway` if one is silent, or none answers.
+        back, and gets a snapshot of those that are there. Raises `ReplicaAway` if a stream stays silent or all fail.
         """
         asked = self._fleet.answering
         ids = split_id(Headers(scope=scope).get(LAST_ID, ""), [each.name for each in asked])
@@ -232,7 +232,7 @@ def merged_uploads(lists: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def merged_page(pages: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any]:
-    """A page of `limit` sessions, by id. Of one that has just moved and is on two pages, the last used entry counts."""
+    """A page of `limit` sessions, by id. If two replicas list a session that has just moved, the later use counts."""
     listed = sorted((session for page in pages for session in page["data"]), key=lambda session: session["used_at"])
     found = {session["id"]: session for session in listed}
     sessions = [found[each] for each in sorted(found)]

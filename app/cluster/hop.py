@@ -309,7 +309,7 @@ class Hops:
                         self._idle[address].append(wire)
 
     def _unused(self, address: tuple[str, int]) -> Wire | None:
-        """A kept connection to that host and port, which nobody else uses."""
+        """An idle connection to that host and port; None if there is none."""
         idle = self._idle[address]
         while idle:
             if (wire := idle.pop()).wake():

@@ -200,8 +200,8 @@ class Owners:
         return await self._of_key(id_key(named), home, f"/v1/{kind}/{quote(named, safe='')}".encode(), scope)
 
     async def _of_key(self, key: str, home: str | None, path: bytes, scope: Scope) -> Owner:
-        """The replica that owns a key: the remembered one, its home, the store's entry, or who has it when all are
-        asked, in this order. If no replica owns the key and it has no home, one with room gets it.
+        """Find the replica that owns a key. Looks at what is remembered, at the key's home, at the store, and at last
+        asks all replicas. If none owns the key and it has no home, the replica with the most room gets it.
         """
         is_name, known, away = home is None, self._known.get(key) or home, None
         replica = self._fleet.find(known)

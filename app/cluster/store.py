@@ -81,7 +81,7 @@ FILE = "cluster.sqlite3"
 BUSY_S = 2.0
 """How long another replica may have the file: each transaction takes milliseconds."""
 POLL_S = 0.2
-"""Between two looks at what others may have written: SQLite wakes nobody."""
+"""Seconds between two reads of the file, because SQLite does not tell when another process has written."""
 TABLE = """
 CREATE TABLE IF NOT EXISTS entry (
     key TEXT PRIMARY KEY, value TEXT NOT NULL, lender TEXT, ends_at REAL, machine TEXT
@@ -106,7 +106,7 @@ class FolderStore(Store):
         self._folder = Path(path).expanduser()
         self.shown = f"folder:{self._folder}"
         self._opened: tuple[sqlite3.Connection, os.stat_result] | None = None
-        """The file, and which one that was."""
+        """The open file, and its `stat`, which shows when another file has replaced it."""
         self._lender = secrets.token_hex(8)
         # A commit waits for the disk and for other replicas: the event loop must not.
         self._thread = ThreadPoolExecutor(1, "djinn-cluster")

@@ -155,9 +155,8 @@ class BlockMatrix:
 
     @property
     def scales(self) -> Tensor:
-        """If all of these are finite, so is the matrix, but for an overflow of MXFP4: the scales and offsets of its
-        blocks, a view in the type in which they are stored, or all values of a kind whose scales lie elsewhere. On
-        `meta` too.
+        """The scales and offsets of the blocks, as a view in their stored type. The matrix is finite if they are, but
+        MXFP4 may overflow. Kinds that keep scales in another way give all their values, float32. Works on `meta` too.
         """
         if isinstance(self.kind, Grouped):
             return self.kind.parts(self.rows)[1]
