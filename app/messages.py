@@ -321,12 +321,10 @@ class OpenMap(OfSession, frozen=True):
 
 
 class MapLens(OfSession, frozen=True):
-    """Apply the final norm and the head to residual streams `[first, end)` of the session's map, counted through its
-    layers. Answered by `Done(LensRows)`; `WrongState` if none is open, `NotFound` if the lens is not loaded.
+    """Apply the final norm and the head to the residual streams of the session's map. Answered by `Done(LensRows)`;
+    `WrongState` if none is open, or it is closed meanwhile, `NotFound` if the lens is not loaded.
     """
 
-    first: int
-    end: int
     ask: LensAsk
 
 
@@ -345,13 +343,10 @@ class ReadNorms(OfSession, frozen=True):
 
 
 class ReadFeatures(OfSession, frozen=True):
-    """Apply a loaded dictionary to streams `[first, end)` of the session's map: of each the `top_k` most active
-    features, and the activations of those that are `chosen`. Answered by `Done(FeatureRows)`; `WrongState` if no map is
-    open, `NotFound` if the dictionary is not loaded.
+    """Apply a loaded dictionary to the streams of the session's map: of each the `top_k` most active features, and the
+    activations of those that are `chosen`. Answered by `Done(FeatureRows)`; fails as `MapLens` does.
     """
 
-    first: int
-    end: int
     digest: str
     k: int | None
     top_k: int

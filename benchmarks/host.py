@@ -123,6 +123,7 @@ class NullStack:
     vocab_size, parameter_bytes = VOCABULARY, 0
     dtype, device = torch.float32, torch.device("cpu")
     points: Points = MappingProxyType({})
+    head_in_parts = None
 
     def __init__(self, max_model_len: int) -> None:
         self.max_model_len = max_model_len

@@ -112,7 +112,7 @@ class ActivationMap:
 @dataclass(frozen=True, slots=True)
 class LensRows:
     """What the model would say of some residual streams if its last layers were left out: for each, token ids with
-    natural-log probabilities, best first. `seconds` of the engine's thread went into it.
+    natural-log probabilities, best first.
 
     Those of a checkpoint are at the positions from `first` on, where `token_ids` stand. For each stream, `chosen` has
     the rank (from 0) and the log-probability of each token that was chosen, and `measures`, if they were asked for, the
@@ -122,7 +122,6 @@ class LensRows:
     """
 
     rows: tuple[tuple[tuple[int, float], ...], ...]
-    seconds: float
     first: int = 0
     token_ids: tuple[int, ...] = ()
     chosen: tuple[tuple[tuple[int, float], ...], ...] = ()
@@ -147,12 +146,11 @@ class LensAsk:
 @dataclass(frozen=True, slots=True)
 class FeatureRows:
     """What a dictionary makes of some of a map's streams: features that are active, most first, with their activations,
-    and the activations of `chosen` ones. `seconds` of the engine's thread went into it.
+    and the activations of `chosen` ones.
     """
 
     rows: tuple[tuple[tuple[int, float], ...], ...]
     chosen: tuple[tuple[float, ...], ...]
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +158,12 @@ class Attribution:
     """What parts of a pass add to the difference of two logits at one position. Each of `parts` is a layer and a point,
     and what it adds: at `resid_post` all that the stream has gained since the part before. Where `z` or `mlp_post` is
     kept, `units` has what heads, or the most important neurons, of that point and layer add. `total` is the difference
-    that the model itself makes. `seconds` of the engine's thread went into it.
+    that the model itself makes.
     """
 
     position: int
     parts: tuple[tuple[int, Point, float], ...]
     total: float
-    seconds: float
     units: tuple[tuple[int, Point, tuple[tuple[int, float], ...]], ...] = ()
 
 

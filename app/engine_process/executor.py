@@ -28,7 +28,6 @@ from app.messages import (
     Resume,
     Stalled,
     Submit,
-    Token,
     TurnEvent,
     TurnFinished,
 )
@@ -151,8 +150,6 @@ class EngineExecutor:
         """Why the engine, which lives, takes nothing that needs an answer; None: it makes progress."""
         self.losses = 0
         """How often the engine has died."""
-        self.steps = 0
-        """Steps that made tokens. Steps whose events arrive together count as one."""
         self._reopen: Callable[[], Awaitable[None]] | None = None
         self._reopening: asyncio.Task[None] | None = None
         self._end_turns: Callable[[EngineStalled], None] = lambda error: None
@@ -316,7 +313,6 @@ class EngineExecutor:
             self._loop.call_soon_threadsafe(callback)
 
     def _dispatch(self, events: Sequence[Event | Replacement]) -> None:
-        self.steps += any(isinstance(event, Token) for event in events)
         for event in events:
             try:
                 self._give(event)

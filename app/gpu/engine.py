@@ -355,7 +355,7 @@ class Engine:
                 self.progress.note()
                 self._outdated = True
         self._phases.tick()
-        events += self._handler.tick()
+        events += self._handler.go_on(is_busy=self._can_compute)
         self._mover.submit(self._placement.take_orders())
         return events
 

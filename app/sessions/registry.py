@@ -96,7 +96,7 @@ class SessionRegistry:
         self.metrics = metrics
         self.part_tokens = min(settings.max_step_tokens, executor.engine.info.max_model_len)
         """Most tokens that one pass of a session has."""
-        self.whitebox = Whitebox(executor, keeper, table.turns.any_run)
+        self.whitebox = Whitebox(executor, keeper)
         self.pauses = Pauses(executor, table, keeper)
         self.memory = MemoryReads(executor).read
         self.tool_waits = ToolWaits()

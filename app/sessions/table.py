@@ -42,10 +42,6 @@ class BusySessions:
         """The owner's turns in the queue or in the engine; paused ones are in neither."""
         return sum(session.under_way for session in self.of(owner))
 
-    def any_run(self) -> bool:
-        """Whether anybody has turns in the queue or in the engine."""
-        return any(map(self.count, self._busy))
-
     def foreground_runs(self) -> bool:
         """Whether anybody has turns in the queue or in the engine that are no requests of batches."""
         return any(each.under_way and not each.background for busy in self._busy.values() for each in busy)

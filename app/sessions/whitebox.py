@@ -1,12 +1,10 @@
 """What clients see and change inside the model of a session: breakpoints, checkpoints, maps."""
 
 import asyncio
-import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +23,7 @@ from app.domain.breakpoints import Breakpoint, Edit, Positions, TensorData, chec
 from app.domain.errors import FieldOutOfRange, JournalUnavailable, NotDurable, NotFound
 from app.domain.points import Point
 from app.domain.uploads import Dictionary
-from app.domain.values import SessionState, Ticket
+from app.domain.values import SessionState
 from app.engine_process.executor import EngineExecutor
 from app.messages import (
     Arm,
@@ -49,76 +47,9 @@ from app.messages import (
 from app.sessions.keeper import SessionKeeper, vector_bytes
 from app.sessions.session import Session
 
-SHARE = 0.1
-"""Of the engine's time, that all lenses together take while turns are under way: tokens wait for no more."""
-
-REST_STEPS, LONGEST_REST_S = 64, 1.5
-"""A rest lasts as many steps that make tokens, so that far fewer than one in twenty has waited for a lens, and the 95th
-percentile stays what it is. It lasts no longer than that time: steps of a long prompt make none.
-"""
-
-LOOK_S = 0.1
-"""How often a rest looks whether any turn is still under way."""
-
-
-class HeadTime:
-    """Has lenses computed, one at a time. Used on the event loop only.
-
-    While turns are under way, there is a rest after each. A tenant waits for one at a time, so that tenants take turns.
-    """
-
-    def __init__(self, executor: EngineExecutor, any_runs: Callable[[], bool]) -> None:
-        """`any_runs` says whether any turn is under way."""
-        self._executor = executor
-        self._any_runs = any_runs
-        self._asking: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """By tenant."""
-        self._computing = asyncio.Lock()
-        self._rests_until = self._rests_at_most = 0.0
-        self._rests_until_step = 0
-
-    async def take(self, owner: str | None, make: Callable[[Ticket], Lens | MapLens | ReadFeatures | Attribute]) -> Any:
-        """Wait until it is time for the tenant's, and have it computed; returns the answer. The caller may be cancelled
-        at any moment.
-        """
-        async with self._asking[owner]:
-            await self._computing.acquire()
-            try:
-                while self._rests and self._any_runs():  # noqa: ASYNC110 (by time or by steps)
-                    await asyncio.sleep(LOOK_S)
-            except BaseException:
-                self._computing.release()
-                raise
-            # The engine computes it though its client leaves, so that the rest after it is due all the same.
-            return await asyncio.shield(self._computed(make))
-
-    async def _computed(self, make: Callable[[Ticket], Lens | MapLens | ReadFeatures | Attribute]) -> Any:
-        """Then others may wait for the next one."""
-        try:
-            found = await self._executor.call(make)
-            now = time.perf_counter()
-            self._rests_until, self._rests_at_most = now + found.seconds * (1 / SHARE - 1), now + LONGEST_REST_S
-            self._rests_until_step = self._executor.steps + REST_STEPS
-            return found
-        finally:
-            self._computing.release()
-
-    @property
-    def _rests(self) -> bool:
-        now = time.perf_counter()
-        few = self._executor.steps < self._rests_until_step and now < self._rests_at_most
-        return few or now < self._rests_until
-
-
 MAX_BREAKPOINTS = 64
 MAX_LENS_POSITIONS = 64
-"""In one call: all turns wait while the head is applied to them."""
-SLICE_S = 0.04
-"""How long a slice is meant to take, as a turn that comes meanwhile waits for it: some steps of a small model."""
-LEAST_SLICE, FIRST_SLICE, MOST_SLICE = 8, 32, 64
-"""Residual streams in a slice of a lens. The head's weights are read once for each: fewer would be hardly faster. A
-server's first has as many as most models have layers, the next as many as the one before shows to take that time.
-"""
+"""In one call."""
 
 
 class Whitebox:
@@ -127,17 +58,11 @@ class Whitebox:
     What is about a checkpoint raises `WrongState` unless the session is paused.
     """
 
-    def __init__(self, executor: EngineExecutor, keeper: SessionKeeper, any_runs: Callable[[], bool]) -> None:
-        """`any_runs` says whether any turn is under way."""
+    def __init__(self, executor: EngineExecutor, keeper: SessionKeeper) -> None:
         self._executor = executor
         self._keeper = keeper
-        self._head = HeadTime(executor, any_runs)
-        self._mapping: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """By tenant."""
-        self._measuring: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """The same for norms, which do not wait for a lens: that can take seconds."""
-        self._sizes: dict[tuple[bool, bool, bool], int] = {}
-        """Of the next slice, by what takes a lens longer."""
+        self._looking: defaultdict[tuple[str | None, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+        """A tenant has one look of each kind at a time: a map can take seconds."""
 
     async def arm(self, session: Session, breakpoint: Breakpoint) -> None:
         """Add a breakpoint, whatever the session is doing; when this returns it is armed and durable. It is in
@@ -268,7 +193,8 @@ class Whitebox:
                 param="positions",
             )
         make = partial(Lens, session=session.id, positions=positions, top_k=top_k)
-        found: LensRows = await self._head.take(session.owner, make)
+        async with self._looking[session.owner, "checkpoint"]:
+            found: LensRows = await self._executor.call(make)
         return found
 
     def _room(self, session: Session, count: int) -> AbstractContextManager[None]:
@@ -286,23 +212,18 @@ class Whitebox:
         """A map after the layers given (None: all), and what a lens tells of each of its residual streams, and how that
         differs from the same of a session `beside` it. The caller may be cancelled at any moment.
 
-        Each tenant has one map at a time. The slices of its lens give way to turns (`HeadTime`).
+        Each tenant has one map at a time.
 
         Raises `FieldOutOfRange` for positions that are not in the history, and for too many.
         """
         async with self._map(session, positions, layers, beside=beside) as found:
-            ask_of = partial(MapLens, session=session.id, ask=ask)
-            kind = bool(ask.lens), ask.measures, beside is not None
-            size = self._sizes.get(kind, FIRST_SLICE)
-            parts, self._sizes[kind] = await self._slices(session, found.count, ask_of, size, LEAST_SLICE)
-            rows: dict[str, Any] = {name: _joined(parts, name) for name in ("rows", "chosen", "measures", "others")}
-            return found, LensRows(seconds=sum(each.seconds for each in parts), **rows)
+            return found, await self._executor.call(partial(MapLens, session=session.id, ask=ask))
 
     async def norms(
         self, session: Session, positions: Positions, layers: tuple[int, ...] | None, vector: TensorData | None
     ) -> ActivationNorms:
         """How long each of the same residual streams is, and its cosine to `vector`. Raises `FieldOutOfRange`."""
-        async with self._measuring[session.owner]:
+        async with self._looking[session.owner, "norms"]:
             measure: Callable[[], ActivationNorms] = await self._executor.call(
                 lambda ticket: ReadNorms(ticket, session.id, positions, layers, vector)
             )
@@ -312,22 +233,21 @@ class Whitebox:
         self, session: Session, positions: Positions, dictionary: Dictionary, top_k: int, chosen: tuple[int, ...]
     ) -> tuple[ActivationMap, FeatureRows]:
         """A map at the dictionary's layer and point, and what the dictionary makes of it: the `top_k` features of each
-        stream, and the activations of `chosen` ones. Gives way to turns as a lens does. Raises `FieldOutOfRange`,
+        stream, and the activations of `chosen` ones. Raises `FieldOutOfRange`,
         `NotFound`.
         """
         file, layers = dictionary.file, (dictionary.layer,)
         ask = partial(ReadFeatures, session=session.id, digest=file.digest, k=dictionary.k, top_k=top_k, chosen=chosen)
         async with self._map(session, positions, layers, dictionary.point) as found:
-            parts, _ = await self._slices(session, found.count, ask, 1, 1)
-            seconds = sum(each.seconds for each in parts)
-            return found, FeatureRows(_joined(parts, "rows"), _joined(parts, "chosen"), seconds)
+            return found, await self._executor.call(ask)
 
     async def attribution(
         self, session: Session, positions: Positions, tokens: tuple[int, int], neurons: int
     ) -> Attribution:
         """What is kept at a position as parts of the difference of two tokens' logits. Raises `FieldOutOfRange`."""
         make = partial(Attribute, session=session.id, positions=positions, tokens=tokens, neurons=neurons)
-        found: Attribution = await self._head.take(session.owner, make)
+        async with self._looking[session.owner, "attribution"]:
+            found: Attribution = await self._executor.call(make)
         return found
 
     @asynccontextmanager
@@ -341,7 +261,7 @@ class Whitebox:
     ) -> AsyncIterator[ActivationMap]:
         """A map that the engine holds on to for the block. Each tenant has one at a time."""
         other = None if beside is None else beside.id
-        async with self._mapping[session.owner]:
+        async with self._looking[session.owner, "map"]:
             try:
                 yield await self._executor.call(
                     lambda ticket: OpenMap(ticket, session.id, positions, layers, point, other)
@@ -349,21 +269,3 @@ class Whitebox:
             finally:
                 if session.state is not SessionState.CLOSED and self._executor.failure is None:
                     self._executor.post(lambda ticket: CloseMap(ticket, session.id))
-
-    async def _slices(
-        self, session: Session, count: int, ask: Callable[..., MapLens | ReadFeatures], size: int, least: int
-    ) -> tuple[list[Any], int]:
-        """The answers for all of the map, in its order, `size` streams at first; and how many the next one may take.
-        `ask` makes the command for streams from `first` to `end`.
-        """
-        parts, first = list[Any](), 0
-        while first < count:
-            end = min(count, first + size)
-            parts.append(await self._head.take(session.owner, partial(ask, first=first, end=end)))
-            size = max(least, min(MOST_SLICE, int((end - first) * SLICE_S / parts[-1].seconds)))
-            first = end
-        return parts, size
-
-
-def _joined(parts: Sequence[LensRows | FeatureRows], name: str) -> tuple[Any, ...]:
-    return tuple(each for part in parts for each in getattr(part, name))

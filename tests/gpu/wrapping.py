@@ -15,7 +15,7 @@ class WrappedStack:
         self.kv_heads, self.head_dim, self.max_model_len = stack.kv_heads, stack.head_dim, stack.max_model_len
         self.states = stack.states
         self.dtype, self.device, self.parameter_bytes = stack.dtype, stack.device, stack.parameter_bytes
-        self.points, self.unembed = stack.points, stack.unembed
+        self.points, self.unembed, self.head_in_parts = stack.points, stack.unembed, stack.head_in_parts
         self.toward, self.written = stack.toward, stack.written
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:

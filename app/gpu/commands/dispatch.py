@@ -132,7 +132,7 @@ class CommandHandler:
     @property
     def is_due(self) -> bool:
         """Whether `tick` can go on although no move has ended."""
-        return self._flush is not None and self._flush.is_due
+        return self._whitebox.gaps.looks > 0 or (self._flush is not None and self._flush.is_due)
 
     def handle(self, command: Command) -> list[Event]:
         """Carry out one command and answer it, or begin to. One that fails is answered by `Failed`.
@@ -205,8 +205,12 @@ class CommandHandler:
         kept, lost = ([each.computed for each in some] for some in (flush.kept, flush.lost))
         return messages.KeptKV(len(kept), sum(kept), len(lost), sum(lost))
 
-    def tick(self) -> list[Event]:
-        """Go on with what goes on between steps."""
+    def go_on(self, *, is_busy: bool) -> list[Event]:
+        """Go on with what goes on between steps. `is_busy`: there are some."""
+        self._whitebox.gaps.is_busy = is_busy
+        return self._tick()
+
+    def _tick(self) -> list[Event]:
         return [event for ticket in tuple(self._exchanges) for event in self._go_on(ticket)]
 
     def placed(self) -> list[Event]:
@@ -220,7 +224,7 @@ class CommandHandler:
         self._phases.tick()
         ticket = self._awaited.pop(report.number, None)
         events = self._go_on(ticket, report) if ticket is not None and ticket in self._exchanges else []
-        return [*events, *self.tick()]
+        return [*events, *self._tick()]
 
     def set_phase(self, sequence: TokenSequence, command: messages.SetPhase) -> None:
         """Note what the client says of its session."""

@@ -5,13 +5,13 @@ the checkpoint of a paused turn, and maps of all residual streams that a session
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from app import messages
 from app.domain.activations import (
@@ -38,6 +38,8 @@ from app.gpu.state.checkpoints import Captured, Cell, Checkpoint, Rows, StoredTe
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.paths import Span
 from app.gpu.state.sequence import ActivationRoom, TokenSequence, TurnState
+
+T = TypeVar("T")
 
 Handler = Callable[[TokenSequence, Any], object]
 """Carries out a command on its session; returns what `Done` answers."""
@@ -75,19 +77,60 @@ class Looks(Protocol):
         ask: LensAsk,
         ends: Mapping[int, Cell] = ...,
         beside: Mapping[tuple[int, int], Cell] | None = ...,
-    ) -> tuple[Any, Any, Any, Any]: ...
+    ) -> Generator[None, None, LensRows]: ...
 
     def mean(self, parts: Sequence[Rows], normed: bool) -> Callable[[], TensorData]: ...
 
     def logits(self, parts: Sequence[Rows], token_ids: tuple[int, ...] | None) -> Callable[[], TensorData]: ...
 
-    def features(self, parts: Sequence[Rows], asked: messages.ReadFeatures) -> tuple[Any, Any]: ...
+    def features(self, cells: Sequence[Cell], asked: messages.ReadFeatures) -> Generator[None, None, FeatureRows]: ...
 
     def attribute(
         self, cells: Sequence[Cell], streams: Sequence[bool], units: Sequence[Unit], asked: messages.Attribute
-    ) -> tuple[list[float], float, list[tuple[tuple[int, float], ...]]]: ...
+    ) -> Generator[None, None, tuple[list[float], float, list[tuple[tuple[int, float], ...]]]]: ...
 
     def store(self, tensor: TensorData) -> StoredTensor: ...
+
+
+SHARE = 0.08
+"""Of the engine's time, that all looks together take while turns are under way."""
+MOST_SAVED_S = 0.1
+"""Time since the last step of which a look has its share: a long step does not make up for all of it at once."""
+AT_ONCE_S = 0.02
+"""How long a look goes on while nobody decodes, before commands that have come are carried out."""
+
+
+class Gaps:
+    """Lets looks into the model go on between steps. Each is done in parts, as many as its share of the time allows."""
+
+    def __init__(self) -> None:
+        self.is_busy = False
+        """Whether turns are under way: the engine tells before looks go on."""
+        self.looks = 0
+        """Those that are not done yet."""
+
+    def do(self, parts: Generator[None, None, T], is_wanted: Callable[[], bool]) -> Generator[None, None, T]:
+        """The result of all parts. Yields when it is time for a step. Raises `WrongState` once nobody wants it."""
+        self.looks += 1
+        left_s, before = 0.0, time.perf_counter()
+        try:
+            while is_wanted():
+                now = time.perf_counter()
+                saved_s = SHARE * min(now - before, MOST_SAVED_S) / self.looks
+                left_s = min(left_s, 0.0) + saved_s if self.is_busy else AT_ONCE_S
+                before = now
+                while left_s > 0:
+                    began = time.perf_counter()
+                    try:
+                        next(parts)
+                    except StopIteration as end:
+                        found: T = end.value
+                        return found
+                    left_s -= time.perf_counter() - began
+                yield
+        finally:
+            self.looks -= 1
+        raise WrongState("the session or its map has been closed meanwhile")
 
 
 class Whitebox:
@@ -101,6 +144,7 @@ class Whitebox:
         self._match = match
         self._activations = activations
         self._num_layers = num_layers
+        self.gaps = Gaps()
 
     @property
     def handlers(self) -> Mapping[type[messages.Command], Handler]:
@@ -131,18 +175,19 @@ class Whitebox:
         hidden, rows = self._runner.store(above.hidden), above.hidden.shape[0]
         return Checkpoint(above.layer, above.first, rows, hidden, Pass.PREFILL, None, time.time())
 
-    def _lens(self, sequence: TokenSequence, command: messages.Lens) -> LensRows:
+    def _lens(self, sequence: TokenSequence, command: messages.Lens) -> Generator[None, None, LensRows]:
         """The most likely tokens at some positions of the checkpoint. Raises `WrongState`, `FieldOutOfRange`."""
-        began, (_, checkpoint) = time.perf_counter(), _paused(sequence)
+        _, checkpoint = _paused(sequence)
         if checkpoint.point not in STREAM:
             raise WrongState(
                 f"session {command.session} is paused at {checkpoint.point}, and a lens reads the residual stream: "
                 f"pause at {names_of(STREAM)}"
             )
         first, end = _chosen(checkpoint, command.positions)
-        cells = [(checkpoint.layer, at, checkpoint.hidden, at - checkpoint.first) for at in range(first, end)]
-        rows, *_ = self._runner.look(cells, LensAsk(command.top_k))
-        return LensRows(rows, time.perf_counter() - began, first, tuple(sequence.tokens[first:end]))
+        token_ids, hidden = tuple(sequence.tokens[first:end]), checkpoint.hidden
+        cells = [(checkpoint.layer, at, hidden, at - checkpoint.first) for at in range(first, end)]
+        found = yield from self.gaps.do(self._runner.look(cells, LensAsk(command.top_k)), lambda: not sequence.closed)
+        return replace(found, first=first, token_ids=token_ids)
 
     def open_map(
         self, sequence: TokenSequence, command: messages.OpenMap, beside: TokenSequence | None
@@ -166,27 +211,25 @@ class Whitebox:
             }
         return found
 
-    def _map_lens(self, sequence: TokenSequence, command: messages.MapLens) -> LensRows:
-        """The same for a slice of the session's map. Raises `WrongState` if none is open."""
-        if sequence.map is None:
-            raise WrongState(f"session {command.session} has no map open")
-        began = time.perf_counter()
-        cells = sequence.map[command.first : command.end]
-        found = self._runner.look(cells, command.ask, sequence.map_ends, sequence.map_beside)
-        rows, chosen, measures, others = found
-        return LensRows(rows, time.perf_counter() - began, chosen=chosen, measures=measures, others=others)
+    def _map_lens(self, sequence: TokenSequence, command: messages.MapLens) -> Generator[None, None, LensRows]:
+        """The same for the session's map. Raises `WrongState` if none is open."""
+        cells = _open_map(sequence)
+        parts = self._runner.look(cells, command.ask, sequence.map_ends, sequence.map_beside)
+        return self.gaps.do(parts, lambda: sequence.map is cells and not sequence.closed)
 
-    def _read_features(self, sequence: TokenSequence, command: messages.ReadFeatures) -> FeatureRows:
-        """What a dictionary makes of a slice of the session's map. Raises `WrongState` if none is open, `NotFound`."""
-        if sequence.map is None:
-            raise WrongState(f"session {command.session} has no map open")
-        began, cells = time.perf_counter(), sequence.map[command.first : command.end]
-        rows, chosen = self._runner.features(join_cells(cells), command)
-        return FeatureRows(rows, chosen, time.perf_counter() - began)
+    def _read_features(
+        self, sequence: TokenSequence, command: messages.ReadFeatures
+    ) -> Generator[None, None, FeatureRows]:
+        """What a dictionary makes of the session's map. Raises `WrongState` if none is open, `NotFound`."""
+        cells = _open_map(sequence)
+        parts = self._runner.features(cells, command)
+        return self.gaps.do(parts, lambda: sequence.map is cells and not sequence.closed)
 
-    def _read_attribution(self, sequence: TokenSequence, command: messages.Attribute) -> Attribution:
+    def _read_attribution(
+        self, sequence: TokenSequence, command: messages.Attribute
+    ) -> Generator[None, None, Attribution]:
         """What is kept at one position as parts of a difference of logits. Raises `FieldOutOfRange`."""
-        began, last = time.perf_counter(), self._num_layers - 1
+        last = self._num_layers - 1
         cells, _ = _map(sequence, command.positions, (last,))
         if len(cells) != 1:
             raise FieldOutOfRange(
@@ -199,10 +242,11 @@ class Whitebox:
         streams = [point is Point.RESID_POST for _, point in kept]
         units = [(cell, point, sequence.adapter) for point in WRITING for cell in _map(sequence, at, None, point)[0]]
         units.sort(key=lambda each: place_of(each[0][0], each[1]))
-        values, total, found = self._runner.attribute([cell for cell, _ in kept], streams, units, command)
+        work = self._runner.attribute([cell for cell, _ in kept], streams, units, command)
+        values, total, found = yield from self.gaps.do(work, lambda: not sequence.closed)
         parts = tuple((cell[0], point, value) for (cell, point), value in zip(kept, values, strict=True))
         inner = tuple((cell[0], point, each) for (cell, point, _), each in zip(units, found, strict=True))
-        return Attribution(at.first, parts, total, time.perf_counter() - began, inner)
+        return Attribution(at.first, parts, total, inner)
 
     def _pool_captures(self, sequence: TokenSequence, command: messages.PoolCaptures) -> Callable[[], TensorData]:
         """A function for any thread that gives the mean of all that has been captured. Raises `ActivationsFull` if some
@@ -460,6 +504,13 @@ def read_paused(sequence: TokenSequence, command: messages.ReadPaused) -> Paused
 
 def _at_checkpoint(checkpoint: Checkpoint, first: int, end: int, edit: Edit) -> Intervention:
     return Intervention(first, end, checkpoint.layer + 1, edit, point=checkpoint.point)
+
+
+def _open_map(sequence: TokenSequence) -> Sequence[Cell]:
+    """The cells of the session's map. Raises `WrongState` if none is open."""
+    if sequence.map is None:
+        raise WrongState(f"session {sequence.session} has no map open")
+    return sequence.map
 
 
 def close_map(sequence: TokenSequence, command: messages.CloseMap) -> None:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from app.domain.activations import LensAsk
+from app.domain.activations import FeatureRows, LensAsk, LensRows
 from app.domain.breakpoints import Intervention, TensorData
 from app.domain.errors import FieldOutOfRange
 from app.domain.memory_map import StepCounts
@@ -32,7 +32,7 @@ from app.gpu.forward.uploads import LoadedUploads, activations, translated
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models.adapters import Additions
-from app.gpu.models.base import LayerStack
+from app.gpu.models.base import InParts, LayerStack
 from app.gpu.sampling import SampleRequest
 from app.gpu.sampling.sampler import log_probabilities
 from app.gpu.state.checkpoints import Cell, Rows, join_cells
@@ -60,6 +60,12 @@ class StatesLost(Exception):
 
 MOST_NEURONS = 2048
 """Of a layer that are attributed: those that fire most."""
+
+
+LOOKED_AT_IN_PARTS, LOOKED_AT_ONCE = 8, 32
+"""Residual streams that a lens takes through the head together: in parts, each of which ends soon, or in one piece of
+work, which reads all of the head's weights.
+"""
 
 
 class Runner:
@@ -106,57 +112,73 @@ class Runner:
         ask: LensAsk,
         ends: Mapping[int, Cell] = MappingProxyType({}),
         beside: Mapping[tuple[int, int], Cell] | None = None,
-    ) -> tuple[Any, Any, Any, Any]:
-        """What a lens tells of cells, as `LensRows` has it: `rows`, `chosen`, `measures` and `others`. `ends` are the
-        streams after the last layer by position, `beside` those of another session by layer and position. Without an
-        uploaded lens it is the logit lens (nostalgebraist, 2020). Waits for the device. Raises `NotFound` if the lens
-        is not loaded.
+    ) -> InParts[LensRows]:
+        """What a lens tells of cells. `ends` are the streams after the last layer by position, `beside` those of
+        another session by layer and position. Without an uploaded lens it is the logit lens (nostalgebraist, 2020).
+        Raises `NotFound` if the lens is not loaded.
         """
-        said, download = self._said(cells, ask), Download(self._streams)
-        best = said.topk(ask.top_k)
-        values, ids = download.fetch(best.values), download.fetch(best.indices)
-        chosen = said[:, list(ask.chosen)]
-        logprobs, found_ranks = download.fetch(chosen), chosen
-        if ask.chosen:
-            found_ranks = torch.stack([(said > said[:, token, None]).sum(-1) for token in ask.chosen], 1)
-        ranks, entropies, gaps = download.fetch(found_ranks), list[float](), dict[int, float]()
-        paired = [row for row, (layer, position, *_) in enumerate(cells) if (layer, position) in (beside or ())]
-        others: list[tuple[float, tuple[Any, ...]]] = [(math.nan, ())] * len(cells) if beside is not None else []
-        if paired:
-            there = self._said([(beside or {})[cells[row][:2]] for row in paired], ask)
-            here = said[paired]
-            more = here.exp() - there.exp()
-            most = more.abs().topk(ask.top_k).indices
-            told = download.fetch(most), download.fetch(more.gather(1, most))
-            apart_here = download.fetch((here.exp() * (here - there)).nan_to_num(0.0).sum(-1))
-        if ask.measures:
-            spread = download.fetch(-(said.exp() * said).nan_to_num(0.0).sum(-1))
-            kept = [row for row, (_, position, *_) in enumerate(cells) if position in ends]
-            last = said[:0]
+        rows, chosen, measures, others = list[Any](), list[Any](), list[Any](), list[Any]()
+        size = LOOKED_AT_ONCE if self.stack.head_in_parts is None else LOOKED_AT_IN_PARTS
+        for first in range(0, len(cells), size):
+            some, download = cells[first : first + size], Download(self._streams)
+            said = yield from self._said(some, ask)
+            best = said.topk(ask.top_k)
+            values, ids = download.fetch(best.values), download.fetch(best.indices)
+            found = said[:, list(ask.chosen)]
+            logprobs, ranks = download.fetch(found), found
+            if ask.chosen:
+                ranks = torch.stack([(said > said[:, token, None]).sum(-1) for token in ask.chosen], 1)
+            ranks = download.fetch(ranks)
+            yield
+            kept = [row for row, (_, position, *_) in enumerate(some) if ask.measures and position in ends]
             if kept:
-                last = log_probabilities(self.stack.head(self._load(join_cells([ends[cells[k][1]] for k in kept]))))
-            apart = download.fetch((last.exp() * (last - said[kept])).nan_to_num(0.0).sum(-1))
-            download.finish().synchronize()
-            entropies, gaps = spread.tolist(), dict(zip(kept, apart.tolist(), strict=True))
-        else:
-            download.finish().synchronize()
-        rows = tuple(tuple(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True))
-        ranked = zip(ranks.long().tolist(), logprobs.tolist(), strict=True)
-        measures = tuple((entropy, gaps.get(row, math.nan)) for row, entropy in enumerate(entropies))
-        if paired:
-            for row, number, *changes in zip(
-                paired, apart_here.tolist(), *(each.tolist() for each in told), strict=True
-            ):
-                others[row] = number, tuple(zip(*changes, strict=True))
-        return rows, tuple(tuple(zip(*row, strict=True)) for row in ranked), measures, tuple(others)
+                last = yield from self._head([ends[some[row][1]] for row in kept])
+                gaps = download.fetch(divergence(log_probabilities(last), said[kept]))
+            if ask.measures:
+                entropies = download.fetch(-(said.exp() * said).nan_to_num(0.0).sum(-1))
+                yield
+            paired = [row for row, cell in enumerate(some) if cell[:2] in (beside or ())]
+            if paired:
+                there = yield from self._said([(beside or {})[some[row][:2]] for row in paired], ask)
+                here = said[paired]
+                more = here.exp() - there.exp()
+                most = more.abs().topk(ask.top_k).indices
+                changed, changes = download.fetch(most), download.fetch(more.gather(1, most))
+                apart = download.fetch(divergence(here, there))
+            done = download.finish()
+            while not done.query():
+                yield
+            rows += map(_pairs, ids.tolist(), values.tolist())
+            chosen += map(_pairs, ranks.long().tolist(), logprobs.tolist())
+            if ask.measures:
+                gap_of = dict(zip(kept, gaps.tolist(), strict=True)) if kept else {}
+                measures += [(entropy, gap_of.get(row, math.nan)) for row, entropy in enumerate(entropies.tolist())]
+            if beside is not None:
+                told = list[Any]((math.nan, ()) for _ in some)
+                if paired:
+                    pairs = map(_pairs, changed.tolist(), changes.tolist())
+                    for row, number, pair in zip(paired, apart.tolist(), pairs, strict=True):
+                        told[row] = number, pair
+                others += told
+            yield
+        return LensRows(tuple(rows), chosen=tuple(chosen), measures=tuple(measures), others=tuple(others))
 
-    def _said(self, cells: Sequence[Cell], ask: LensAsk) -> Tensor:
+    def _said(self, cells: Sequence[Cell], ask: LensAsk) -> InParts[Tensor]:
         """The log-probabilities of all tokens that a lens reads in cells, float32 `[cells, vocab_size]`."""
-        hidden = self._load(join_cells(cells))
-        if ask.lens:
+        logits = yield from self._head(cells, ask)
+        return log_probabilities(logits)
+
+    def _head(self, cells: Sequence[Cell], ask: LensAsk | None = None) -> InParts[Tensor]:
+        """What the head makes of cells, behind the matrices of an uploaded lens if one is asked for: float32 `[cells,
+        vocab_size]`.
+        """
+        hidden, in_parts = self._load(join_cells(cells)), self.stack.head_in_parts
+        if ask is not None and ask.lens:
             layers = [layer for layer, *_ in cells]
             hidden = translated(hidden, layers, self.uploads.get(ask.lens), adds=ask.adds)
-        return log_probabilities(self.stack.head(hidden))
+        if in_parts is None:
+            return self.stack.head(hidden)
+        return (yield from in_parts(hidden))
 
     @torch.inference_mode()
     def mean(self, parts: Sequence[Rows], normed: bool) -> Callable[[], TensorData]:
@@ -191,29 +213,33 @@ class Runner:
         return read
 
     @torch.inference_mode()
-    def features(self, parts: Sequence[Rows], asked: ReadFeatures) -> tuple[Any, Any]:
-        """For each row of residual streams the most active features, as `FeatureRows` has them, and the activations of
-        those that are chosen. Waits for the device. Raises `NotFound` if the dictionary is not loaded.
-        """
-        tensors = self.uploads.get(asked.digest)
-        found, download = activations(self._load(parts), tensors, asked.k), Download(self._streams)
-        best = found.topk(min(asked.top_k, found.shape[1]))
-        values, ids = download.fetch(best.values), download.fetch(best.indices)
-        wanted = download.fetch(found[:, list(asked.chosen)])
-        download.finish().synchronize()
-        pairs = zip(ids.tolist(), values.tolist(), strict=True)
-        rows = tuple(tuple((i, value) for i, value in zip(*row, strict=True) if value > 0) for row in pairs)
-        return rows, tuple(map(tuple, wanted.tolist()))
+    def features(self, cells: Sequence[Cell], asked: ReadFeatures) -> InParts[FeatureRows]:
+        """What a dictionary makes of cells. Raises `NotFound` if it is not loaded."""
+        rows, chosen = list[Any](), list[Any]()
+        for first in range(0, len(cells), LOOKED_AT_IN_PARTS):
+            tensors, download = self.uploads.get(asked.digest), Download(self._streams)
+            hidden = self._load(join_cells(cells[first : first + LOOKED_AT_IN_PARTS]))
+            found = activations(hidden, tensors, asked.k)
+            best = found.topk(min(asked.top_k, found.shape[1]))
+            values, ids = download.fetch(best.values), download.fetch(best.indices)
+            wanted, done = download.fetch(found[:, list(asked.chosen)]), download.finish()
+            while not done.query():
+                yield
+            pairs = zip(ids.tolist(), values.tolist(), strict=True)
+            rows += [tuple((i, value) for i, value in zip(*row, strict=True) if value > 0) for row in pairs]
+            chosen += map(tuple, wanted.tolist())
+            yield
+        return FeatureRows(tuple(rows), tuple(chosen))
 
     @torch.inference_mode()
     def attribute(
         self, cells: Sequence[Cell], streams: Sequence[bool], units: Sequence[tuple[Cell, Point, str]], asked: Attribute
-    ) -> tuple[list[float], float, list[tuple[tuple[int, float], ...]]]:
+    ) -> InParts[tuple[list[float], float, list[tuple[tuple[int, float], ...]]]]:
         """Direct logit attribution (Elhage et al., *A Mathematical Framework for Transformer Circuits*, 2021): what
         each cell adds to the logit of the first token less that of the second, with the final norm's scale held, and
         the whole difference. Of `streams` it is what each has more than the one before. The last cell is the stream
         after the last layer. Of `units` it is what each head adds, or each of the most important neurons, by number. A
-        cap of logits makes parts approximate. Waits for the device. Raises `FieldOutOfRange` for units whose layer does
+        cap of logits makes parts approximate. Raises `FieldOutOfRange` for units whose layer does
         more with them than to multiply.
         """
         stack, rows = self.stack, self._load(join_cells(cells)).float()
@@ -233,7 +259,10 @@ class Runner:
         toward = held * gain * (stack.toward(first) - stack.toward(second))
         toward = toward - toward.mean() if takes_mean else toward
         logits = stack.unembed(told[3:].to(stack.dtype))[0]
-        inner = [self._units(*unit, toward, asked.neurons) for unit in units]
+        inner = list[tuple[tuple[int, float], ...]]()
+        for unit in units:
+            yield
+            inner.append(self._units(*unit, toward, asked.neurons))
         return (parts @ toward).tolist(), float(logits[first] - logits[second]), inner
 
     def _units(
@@ -749,3 +778,12 @@ class Forward:
                 self._actions.act(row, boundary, own, Point.LOGITS, skipped=skipped)
                 if changed:
                     logits[end - row.outputs : end] = own[-row.outputs :]
+
+
+def divergence(here: Tensor, there: Tensor) -> Tensor:
+    """Kullback-Leibler, in nats, from log-probabilities `there` to those `here`, `[rows, vocab_size]`: `[rows]`."""
+    return (here.exp() * (here - there)).nan_to_num(0.0).sum(-1)
+
+
+def _pairs(ids: list[int], values: list[float]) -> tuple[tuple[int, float], ...]:
+    return tuple(zip(ids, values, strict=True))

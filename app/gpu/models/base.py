@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,8 +17,13 @@ from app.gpu.state.layer_state import LayerState, state_bytes
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+T = TypeVar("T")
+
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
 """Relative L2 error of the logits that rounding may cause; a misread architecture or a wrong graph is far above it."""
+InParts = Generator[None, None, T]
+"""Work that stops after each short part, so that others may use the device. It returns its result."""
+
 _LENGTH_DEPENDENT = {"dynamic", "longrope"}
 
 
@@ -40,6 +45,11 @@ class LayerStack(Protocol):
     """Of the whole model."""
     points: Points
     """What it has, of which `Batch.taps` are told those inside a layer."""
+
+    @property
+    def head_in_parts(self) -> Callable[[Tensor], InParts[Tensor]] | None:
+        """Does what `head` does. None where that is one piece of work, as with streamed weights."""
+        ...
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Token ids and positions, `[tokens]` int64 each, to the residual stream `[tokens, hidden_size]`."""
@@ -83,6 +93,16 @@ class LayerStack(Protocol):
         those of `Batch`. None: the output is not linear in the activation, as with a gate, or is not known.
         """
         ...
+
+
+def finish(work: InParts[T]) -> T:
+    """Do all parts; returns the result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            found: T = end.value
+            return found
 
 
 def with_new_states(stack: LayerStack, batch: Batch) -> Batch:

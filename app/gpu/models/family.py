@@ -34,9 +34,10 @@ from app.gpu.kernels.linear.base import (
     stored_rows,
 )
 from app.gpu.models.adapters import Sites
+from app.gpu.models.base import InParts, finish
 from app.gpu.models.elementwise import softcap_
 from app.gpu.state.layer_state import FoldState, LayerState, attention_state, state_bytes
-from app.gpu.weights.bundles import Bundle, Weights
+from app.gpu.weights.bundles import Bundle, ResidentWeights, Weights
 from app.gpu.weights.source import WeightSource, take_output_weight
 
 if TYPE_CHECKING:
@@ -212,6 +213,7 @@ class OwnStack:
         self.states: Sequence[LayerState] = states
         self.max_model_len = max_model_len
         self._weights, self._shard, self.sites = weights, shard, Sites()
+        self.head_in_parts = self._head_in_parts if isinstance(weights, ResidentWeights) else None
         tables = None if family.tables is None else family.tables(config, max_model_len, weights)
         self._layers, self._writers = list[Layer](), list[Mapping[Point, Writer]]()
         for index in range(self.num_layers):
@@ -278,13 +280,20 @@ class OwnStack:
     def head(self, hidden: Tensor) -> Tensor:
         return self.unembed(self.normed(hidden))
 
+    def _head_in_parts(self, hidden: Tensor) -> InParts[Tensor]:
+        return self._unembed_in_parts(self.normed(hidden))
+
     def unembed(self, normed: Tensor) -> Tensor:
+        return finish(self._unembed_in_parts(normed))
+
+    def _unembed_in_parts(self, normed: Tensor) -> InParts[Tensor]:
         width, end = sum(chunk.out_features for chunk in self._output), 0
         logits = torch.empty(normed.shape[0], width, dtype=torch.float32, device=normed.device)
         for index, chunk in enumerate(self._output, self.num_layers + 1):
             begin, end = end, end + chunk.out_features
             with self._weights.using(index):
                 logits[:, begin:end] = chunk(normed)
+            yield
         if self._logit_scale != 1:
             logits.mul_(self._logit_scale)
         if self._logit_cap is not None:

@@ -236,6 +236,7 @@ class TransformersStack:
             prove(self, self._sources, tokens, expected)
         self._finds_hooks = False
         self.points = self._points()
+        self.head_in_parts = None
         if any(attends):
             new, behind = self._record_behind(cache, tokens, past.length + tokens)
 

@@ -281,6 +281,7 @@ class LeadingStack:
         self.dtype, self.device, self.parameter_bytes = stack.dtype, stack.device, stack.parameter_bytes
         self.embed, self.layer, self.normed, self.unembed = stack.embed, stack.layer, stack.normed, stack.unembed
         self.points: Points = {point: shapes for point, shapes in stack.points.items() if point is not Point.FINAL_NORM}
+        self.head_in_parts = None
         """A head is one order to all ranks, with nothing between norm and projection."""
 
     def toward(self, token_id: int) -> Tensor:

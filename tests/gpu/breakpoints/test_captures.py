@@ -40,8 +40,8 @@ def open_map(
     return found
 
 
-def lens(driver: BreakDriver, session: SessionId, first: int, end: int, top_k: int = 1) -> LensRows:
-    found = driver.do(MapLens(driver.ticket(), session, first, end, LensAsk(top_k)))
+def lens(driver: BreakDriver, session: SessionId, top_k: int = 1) -> LensRows:
+    found = driver.do(MapLens(driver.ticket(), session, LensAsk(top_k)))
     assert isinstance(found, LensRows)
     return found
 
@@ -62,7 +62,7 @@ def test_a_paused_layer_is_read_as_it_was_edited(driver: BreakDriver) -> None:
     found = open_map(driver, session, Positions(4, 11))
     assert [each.layer for each in found.layers] == [3, 5]
     single: Any = driver.do(Lens(driver.ticket(), session, Positions(4, 11), 2))
-    assert lens(driver, session, 7, 14, 2).rows == single.rows
+    assert lens(driver, session, 2).rows[7:14] == single.rows
 
 
 def test_what_a_rewind_has_cut_off_is_not_on_the_map(driver: BreakDriver, tiny_gpt2: TinyModel) -> None:
@@ -76,7 +76,7 @@ def test_what_a_rewind_has_cut_off_is_not_on_the_map(driver: BreakDriver, tiny_g
     found = open_map(driver, session)
     assert found.layers[0].positions == tuple(range(9))
     best = says(tiny_gpt2.oracle, boundaries(tiny_gpt2.oracle, START[:4] + other)[7]).max(dim=-1).values
-    assert [top[0][1] for top in lens(driver, session, 0, 9).rows] == pytest.approx(best.tolist(), abs=1e-3)
+    assert [top[0][1] for top in lens(driver, session).rows[:9]] == pytest.approx(best.tolist(), abs=1e-3)
 
 
 LAYER = 2
