@@ -207,7 +207,7 @@ class CommandHandler:
 
     def go_on(self, *, is_busy: bool) -> list[Event]:
         """Go on with what goes on between steps. `is_busy`: there are some."""
-        self._whitebox.gaps.is_busy = is_busy
+        self._whitebox.gaps.open(is_busy=is_busy)
         return self._tick()
 
     def _tick(self) -> list[Event]:

@@ -2,6 +2,7 @@
 the checkpoint of a paused turn, and maps of all residual streams that a session keeps.
 """
 
+import math
 import time
 from bisect import bisect_left
 from collections import defaultdict
@@ -92,33 +93,40 @@ class Looks(Protocol):
     def store(self, tensor: TensorData) -> StoredTensor: ...
 
 
-SHARE = 0.08
+SHARE = 0.06
 """Of the engine's time, that all looks together take while turns are under way."""
-MOST_SAVED_S = 0.1
-"""Time since the last step of which a look has its share: a long step does not make up for all of it at once."""
+MOST_SAVED_S = 0.03
+"""Of its share that is kept for later: the first look is done at once, and a long step is not made up for."""
 AT_ONCE_S = 0.02
-"""How long a look goes on while nobody decodes, before commands that have come are carried out."""
+"""How long a look goes on while there are no steps, before commands that have come are carried out."""
 
 
 class Gaps:
     """Lets looks into the model go on between steps. Each is done in parts, as many as its share of the time allows."""
 
     def __init__(self) -> None:
-        self.is_busy = False
-        """Whether turns are under way: the engine tells before looks go on."""
         self.looks = 0
         """Those that are not done yet."""
+        self._saved_s = self._each_s = 0.0
+        """What all looks together may take, below zero after a long part; and each of them before the next step."""
+        self._opened_at = -math.inf
+
+    def open(self, *, is_busy: bool) -> None:
+        """Another gap begins. `is_busy`: behind it is a step."""
+        now = time.perf_counter()
+        self._saved_s = min(MOST_SAVED_S, self._saved_s + SHARE * (now - self._opened_at))
+        self._opened_at = now
+        if not is_busy:
+            self._saved_s = max(AT_ONCE_S, self._saved_s)
+        self._each_s = self._saved_s / max(1, self.looks)
 
     def do(self, parts: Generator[None, None, T], is_wanted: Callable[[], bool]) -> Generator[None, None, T]:
-        """The result of all parts. Yields when it is time for a step. Raises `WrongState` once nobody wants it."""
+        """The result of all parts. Yields where a gap ends. Raises `WrongState` once nobody wants it."""
         self.looks += 1
-        left_s, before = 0.0, time.perf_counter()
+        left_s = 0.0
         try:
             while is_wanted():
-                now = time.perf_counter()
-                saved_s = SHARE * min(now - before, MOST_SAVED_S) / self.looks
-                left_s = min(left_s, 0.0) + saved_s if self.is_busy else AT_ONCE_S
-                before = now
+                left_s = min(left_s, 0.0) + min(self._each_s, self._saved_s)
                 while left_s > 0:
                     began = time.perf_counter()
                     try:
@@ -126,7 +134,10 @@ class Gaps:
                     except StopIteration as end:
                         found: T = end.value
                         return found
-                    left_s -= time.perf_counter() - began
+                    finally:
+                        took_s = time.perf_counter() - began
+                        left_s -= took_s
+                        self._saved_s -= took_s
                 yield
         finally:
             self.looks -= 1
