@@ -106,7 +106,7 @@ def test_looks_leave_steps_most_of_the_time_and_share_the_rest(clock: Clock) -> 
             spent[number] += clock.now - before
         most = max(most, clock.now - began)
         clock.now += 60.0 if step == 400 else 0.024  # a long prompt was computed
-    assert sum(spent) == pytest.approx(SHARE * (clock.now - 60.0), rel=0.1)
+    assert 0.9 < sum(spent) / (SHARE * (clock.now - 60.0) + MOST_SAVED_S) < 1.1
     assert min(spent) > 0.4 * sum(spent)
     assert most <= MOST_SAVED_S + 2 * part_s
 
