@@ -11,8 +11,8 @@ from transformers import AutoConfig
 
 import client
 from app.domain.errors import DjinnError
-from app.gpu.models import FAMILIES
-from app.gpu.models.variants import has_turned_experts
+from app.gpu.models.layers import divided
+from app.gpu.models.variants import VARIANTS, has_turned_matrices
 from app.model_store.gguf_families import FAMILIES as GGUF_FAMILIES
 from app.settings import Settings
 from docs.site.client_page import client_page
@@ -130,11 +130,11 @@ def test_the_table_of_models_is_that_of_the_registry() -> None:
         ("family", "layers", "CPU, GPU", "ring", "TP", "quantized", "GGUF", "tools, reasoning")
     ]
     rows.append(("---",) * len(rows[0]))
-    assert in_place <= FAMILIES.keys()
-    for kind, family in sorted(FAMILIES.items()):
+    assert in_place <= VARIANTS.keys()
+    for kind in sorted(VARIANTS):
         config = AutoConfig.for_model(kind)
-        cut = "yes" if family.divided(config) else "no"
-        kept = "dequantized" if family.turned or has_turned_experts(config) else "kept"
+        cut = "yes" if divided(config) else "no"
+        kept = "dequantized" if has_turned_matrices(config) else "kept"
         gguf = "in place" if kind in in_place else "converted"
         rows.append((f"`{kind}`", "Djinn's", "yes", "yes", cut, kept, gguf, "by template"))
     rows.append(("any other decoder", "Transformers'", "yes", "no", "no", "dequantized", "converted", "by template"))

@@ -11,10 +11,10 @@ from app.domain.errors import DjinnError, FieldOutOfRange
 from app.gpu.kernels.attention.base import Attention
 from app.gpu.kernels.linear.base import WHOLE, MatmulPrecision, Shard
 from app.gpu.models.base import LayerStack
-from app.gpu.models.family import Family, OwnStack
-from app.gpu.models.gpt2 import GPT2
-from app.gpu.models.llama import BAMBA, LFM2, LLAMA, MAMBA2
-from app.gpu.models.variants import VARIANTS, has_turned_experts, is_variant, unread
+from app.gpu.models.feed_forward import acts_alike
+from app.gpu.models.layers import activation_name, divided
+from app.gpu.models.stack import OwnStack
+from app.gpu.models.variants import VARIANTS, has_turned_matrices, is_variant, unread
 from app.gpu.weights.bundles import ResidentWeights, Weights
 from app.gpu.weights.checkpoint import weights_of
 from app.gpu.weights.source import WeightSource
@@ -25,13 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_OTHER_NAMES = dict.fromkeys(("lfm2", "lfm2_moe"), LFM2) | dict.fromkeys(("bamba", "falcon_h1"), BAMBA)
-_OTHER_NAMES |= dict.fromkeys(("mamba2", "nemotron_h"), MAMBA2)
-FAMILIES = {"gpt2": GPT2, **dict.fromkeys(VARIANTS, LLAMA), **_OTHER_NAMES}
-"""Those that run on kernels of ours, by `model_type`."""
 _WITH_TEXT = {"qwen3_5", "qwen3_5_moe", "gemma3", "mistral3"}
 """Models with encoders of images beside a text model of ours, which sees no later tokens where there is no image."""
-_KNOWN = ", ".join(sorted(FAMILIES))
+_KNOWN = ", ".join(sorted(VARIANTS))
 UNBOUNDED = 32_768
 """Tokens of a sequence of a model whose config names no limit."""
 
@@ -90,27 +86,27 @@ def build_stack(
     """The stack of `model` whose weights come from `source` and are kept by `weights`. Raises as `load_stack`, and
     FieldOutOfRange for a model type without a family of ours.
     """
-    kind, family = model.config.model_type, _family_of(model)
-    if family is None:
+    kind = model.config.model_type
+    if not can_be_streamed(model):
         raise FieldOutOfRange(
             f"weights_device: {kind!r} runs on Transformers' modules, and Djinn cannot stream their weights. "
             f"Those of {_KNOWN} can",
             param="weights_device",
         )
     length = _length(model, max_model_len)
-    return OwnStack(family, _text_of(model), source, attention, length, weights, shard)
+    return OwnStack(_text_of(model), source, attention, length, weights, shard)
 
 
 def require_shards(model: ResolvedModel, ranks: int) -> None:
     """Raise FieldOutOfRange unless the layers of `model` can be cut into `ranks` equal parts."""
-    kind, vocab, family = model.config.model_type, _text_of(model).vocab_size, _family_of(model)
-    if family is None:
+    kind, vocab = model.config.model_type, _text_of(model).vocab_size
+    if not can_be_streamed(model):
         raise FieldOutOfRange(
             f"tensor_parallel must be 1 for {kind!r}, which runs on Transformers' modules; those of {_KNOWN} can be "
             "more",
             param="tensor_parallel",
         )
-    counts = family.divided(_text_of(model))
+    counts = divided(_text_of(model))
     if not counts:
         raise FieldOutOfRange(
             f"tensor_parallel must be 1 for {kind!r}, whose layers cannot be cut", param="tensor_parallel"
@@ -129,14 +125,8 @@ def require_shards(model: ResolvedModel, ranks: int) -> None:
 
 
 def can_be_streamed(model: ResolvedModel) -> bool:
-    """Whether `build_stack` takes the model."""
-    return _family_of(model) is not None
-
-
-def _family_of(model: ResolvedModel) -> Family | None:
-    """The one of ours, if the model runs on kernels of ours."""
-    config = _text_of(model)
-    return None if config.model_type in VARIANTS and not is_variant(config) else FAMILIES.get(config.model_type)
+    """Whether the model runs on layers of ours, and `build_stack` takes it."""
+    return is_variant(_text_of(model))
 
 
 def _text_of(model: ResolvedModel) -> PretrainedConfig:
@@ -146,8 +136,7 @@ def _text_of(model: ResolvedModel) -> PretrainedConfig:
 
 def multiplies_blocks(model: ResolvedModel) -> bool:
     """Whether matrices reach the model's layers in the blocks in which they are stored: turned ones do not."""
-    family = _family_of(model)
-    return family is not None and not family.turned and not has_turned_experts(_text_of(model))
+    return can_be_streamed(model) and not has_turned_matrices(_text_of(model))
 
 
 def _length(model: ResolvedModel, wanted: int | None) -> int:
@@ -174,9 +163,9 @@ def why_not_row_by_row(model: ResolvedModel, device: torch.device) -> str | None
     PyTorch's activations on a CPU do: the last few values of each thread's share take other instructions. Those that
     have a kernel of ours do not.
     """
-    kind, family = model.config.model_type, _family_of(model)
-    if family is None:
+    kind, text = model.config.model_type, _text_of(model)
+    if not can_be_streamed(model):
         return f"{kind!r} runs on Transformers' modules, whose products depend on the batch"
-    if device.type == "cpu" and family.activation(_text_of(model)) not in family.own_activations:
+    if device.type == "cpu" and not acts_alike(activation_name(text), VARIANTS[text.model_type].projections):
         return f"the activation of {kind!r} depends on the batch on a CPU"
     return None

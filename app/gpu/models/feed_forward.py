@@ -7,7 +7,6 @@ and of no other. On a GPU nothing waits for the host to learn which these are, s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +16,11 @@ from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.points import Point
-from app.gpu.kernels.attention.base import Taps
+from app.gpu.kernels.attention.base import Batch
 from app.gpu.kernels.linear.base import Linear, Matrix, dense_of, split, stack, with_rows
-from app.gpu.models.elementwise import clamped_swiglu, gelu_mul, scale_, silu_mul
-from app.gpu.models.family import Elementwise, Parts, activation_of
+from app.gpu.models.elementwise import clamped_swiglu, gelu_, gelu_mul, scale_, silu_mul
+from app.gpu.models.parts import Elementwise, Layer, Parts, activation_of
 
-FeedForward = Callable[[Tensor, Taps | None], Tensor]
-"""`[tokens, hidden_size]` to the same shape, in a new tensor, with the taps of its points."""
 OWN_ACTIVATIONS: dict[str, Elementwise] = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_mul, "gelu_new": gelu_mul}
 """Those with a kernel of ours that multiplies `up` by what becomes of `gate`, by the names of Transformers."""
 Projections = tuple[str | None, str, str]
@@ -71,8 +68,10 @@ class Mixture:
     """Alpha and limit of `elementwise.clamped_swiglu`, where that is what multiplies gate and up."""
 
 
-ALIKE = frozenset((*OWN_ACTIVATIONS, "relu2"))
-"""Activations of which each value's bits depend on it alone: `relu2` rounds once, whatever computes it."""
+def acts_alike(activation: str, projections: Projections) -> bool:
+    """Whether each neuron's bits depend on its own inputs alone on a CPU: `relu2` rounds once, whatever computes it."""
+    own = ["gelu_new"] if projections[0] is None else OWN_ACTIVATIONS
+    return activation in (*own, "relu2")
 
 
 def neurons_of(activation: str, projections: Projections) -> Elementwise:
@@ -80,7 +79,7 @@ def neurons_of(activation: str, projections: Projections) -> Elementwise:
     alone.
     """
     if projections[0] is None:
-        return activation_of(activation)
+        return gelu_ if activation == "gelu_new" else activation_of(activation)
     own = OWN_ACTIVATIONS.get(activation)
     if own is not None:
         return own
@@ -102,7 +101,7 @@ def mlp(
     *,
     bias: bool = False,
     scales: tuple[float, float] = (1.0, 1.0),
-) -> tuple[FeedForward, Linear]:
+) -> tuple[Layer, Linear]:
     """`down(activation(gate(x)) * up(x))`, gate and up in one projection, and `down` itself. `scales` are what gate and
     result are multiplied by.
     """
@@ -111,8 +110,8 @@ def mlp(
     multiply, total = neurons_of(activation, projections), parts.shard.total
     count = 1 if projections[0] is None else 2
 
-    def feed_forward(x: Tensor, taps: Taps | None) -> Tensor:
-        gate_up = up(x)
+    def feed_forward(x: Tensor, batch: Batch, _kv: Tensor) -> Tensor:
+        taps, gate_up = batch.taps, up(x)
         gate = gate_up[:, : gate_up.shape[1] // count]
         if scales[0] != 1:
             gate *= scales[0]
@@ -146,7 +145,7 @@ def _down(parts: Parts, name: str, width: int, *, bias: bool = False) -> Linear:
 
 
 class Experts:
-    """A `FeedForward` of a mixture."""
+    """The feed-forward of a mixture, a `Layer` but for norms and residual stream."""
 
     def __init__(self, parts: Parts, name: str, mixture: Mixture, activation: str) -> None:
         """`name` is that of the layer. Raises FieldOutOfRange for numbers of experts and groups that make no sense."""
@@ -205,8 +204,8 @@ class Experts:
             )
         return with_rows(stack(rows), count + missing), bias
 
-    def __call__(self, x: Tensor, taps: Taps | None) -> Tensor:
-        mixture, logits = self._mixture, self._router(x)
+    def __call__(self, x: Tensor, batch: Batch, _kv: Tensor) -> Tensor:
+        mixture, taps, logits = self._mixture, batch.taps, self._router(x)
         if taps is not None:
             taps(Point.ROUTER_LOGITS, logits[:, : mixture.experts])
         ids, weights = self._on.route(

@@ -12,7 +12,7 @@ from app.domain.points import Point, PointShape
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch
 from app.gpu.kernels.linear.base import Linear, dense_of, split, stack
 from app.gpu.models.elementwise import rms_norm, rotate
-from app.gpu.models.family import Parts, Writer
+from app.gpu.models.parts import Parts, Writer
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

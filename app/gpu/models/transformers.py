@@ -36,10 +36,10 @@ from app.domain.points import Point, Points, PointShape, around_layers
 from app.gpu.device.hardware import is_out_of_memory
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, make_batch
 from app.gpu.models.base import require_fixed_rope
-from app.gpu.models.family import attention_points
 from app.gpu.models.folding import Fold, find_folds, running, settle
 from app.gpu.models.hooks import Hooks, find_hooks, told
 from app.gpu.models.paging import NAME, SharedKV, enter_layer, read_pages, row_cache, row_of, write_pages
+from app.gpu.models.parts import attention_points
 from app.gpu.models.proof import LENGTH, TOKENS, Past, make_past, prove, prove_far, require_window, window_of_mask
 from app.gpu.state.layer_state import FoldState, LayerState, SharedState, aligned, attention_state
 from app.gpu.weights.checkpoint import GgufFile

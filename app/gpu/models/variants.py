@@ -1,4 +1,4 @@
-"""The families whose layers are those of `llama.LlamaLayer`, and how they differ. A new one is a line of `VARIANTS`."""
+"""The families that run on `layers.DecoderLayer`, and how they differ. A new one is a line of `VARIANTS`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from app.gpu.models.delta_net import GatedDeltaNet, GroupedDeltaNet
-from app.gpu.models.family import Folding
 from app.gpu.models.feed_forward import PROJECTIONS, Mixture, Projections
-from app.gpu.models.mamba2 import READ, Mamba2
-from app.gpu.models.short_convolution import ShortConvolution
+from app.gpu.models.recurrent import READ, Folding, GatedDeltaNet, GroupedDeltaNet, Mamba2, ShortConvolution
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -45,9 +42,17 @@ class Variant:
     """Whether all heads of queries are normed together, and those of keys."""
     head_norm: str = "norm"
     """What it is called, behind `q_` and `k_`."""
+    tokens: str = "model.embed_tokens.weight"
     layers: str = "model.layers"
     attention: str = "self_attn"
-    """What layers and their attention are called."""
+    final_norm: str = "model.norm"
+    """What the embeddings, layers, their attention and the norm behind all of them are called."""
+    positions: str | None = None
+    """The table of learned positions, in place of a rotation."""
+    turned: bool = False
+    """Whether layers' matrices are stored `[in, out]` (Transformers' `Conv1D`), not `[out, in]`."""
+    biased: bool = False
+    """Whether all norms are layer norms, with a bias, and all projections have one too."""
     lone: bool = False
     """Whether a layer has one part, which mixes tokens or is a feed-forward, under the first norm."""
     output: str = "o_proj"
@@ -62,8 +67,8 @@ class Variant:
     norms: Norms = _BEFORE
     one_more: bool = False
     """Whether norms multiply by their weight and one."""
-    fused_qkv: bool = False
-    """Whether the checkpoint has one matrix for queries, keys and values."""
+    fused_qkv: str | None = None
+    """What one matrix for queries, keys and values is called; None: the checkpoint has three."""
     interleaved: bool = False
     """Whether the two numbers that are rotated together are neighbours, not a half apart."""
     exact_angles: bool = False
@@ -83,14 +88,8 @@ class Variant:
 
 
 def _mixtral(config: PretrainedConfig, _index: int) -> Mixture:
-    projections = "w1", "w3", "w2"
-    return Mixture(
-        config.num_local_experts,
-        config.num_experts_per_tok,
-        config.intermediate_size,
-        module="block_sparse_moe",
-        projections=projections,
-    )
+    count, width = config.num_local_experts, config.intermediate_size
+    return Mixture(count, config.num_experts_per_tok, width, module="block_sparse_moe", projections=_NUMBERED)
 
 
 def _minimax_m2(config: PretrainedConfig, index: int) -> Mixture:
@@ -98,12 +97,8 @@ def _minimax_m2(config: PretrainedConfig, index: int) -> Mixture:
 
 
 def _olmoe(config: PretrainedConfig, _index: int) -> Mixture:
-    return Mixture(
-        config.num_experts,
-        config.num_experts_per_tok,
-        config.intermediate_size,
-        renormalized=config.norm_topk_prob,
-    )
+    count, width = config.num_experts, config.intermediate_size
+    return Mixture(count, config.num_experts_per_tok, width, renormalized=config.norm_topk_prob)
 
 
 def _qwen3_moe(config: PretrainedConfig, index: int) -> Mixture | None:
@@ -114,31 +109,18 @@ def _qwen3_moe(config: PretrainedConfig, index: int) -> Mixture | None:
 
 def _qwen2_moe(config: PretrainedConfig, index: int) -> Mixture | None:
     mixture, width = _qwen3_moe(config, index), config.shared_expert_intermediate_size
-    gate = "shared_expert_gate"
-    return mixture and replace(mixture, shared="mlp.shared_expert", shared_width=width, shared_gate=gate)
+    return mixture and replace(mixture, shared="mlp.shared_expert", shared_width=width, shared_gate=_SHARED_GATE)
 
 
 def _qwen3_5_moe(config: PretrainedConfig, _index: int) -> Mixture:
-    return Mixture(
-        config.num_experts,
-        config.num_experts_per_tok,
-        config.moe_intermediate_size,
-        shared="mlp.shared_expert",
-        shared_width=config.shared_expert_intermediate_size,
-        shared_gate="shared_expert_gate",
-    )
+    mixture = Mixture(config.num_experts, config.num_experts_per_tok, config.moe_intermediate_size)
+    width = config.shared_expert_intermediate_size
+    return replace(mixture, shared="mlp.shared_expert", shared_width=width, shared_gate=_SHARED_GATE)
 
 
 def _gpt_oss(config: PretrainedConfig, _index: int) -> Mixture:
-    return Mixture(
-        config.num_local_experts,
-        config.num_experts_per_tok,
-        config.intermediate_size,
-        router="router",
-        router_bias=True,
-        turned=True,
-        clamp=(config.swiglu_alpha, config.swiglu_limit),
-    )
+    mixture = Mixture(config.num_local_experts, config.num_experts_per_tok, config.intermediate_size, router="router")
+    return replace(mixture, router_bias=True, turned=True, clamp=(config.swiglu_alpha, config.swiglu_limit))
 
 
 def _deepseek(config: PretrainedConfig, index: int) -> Mixture | None:
@@ -179,7 +161,7 @@ def _lfm2_moe(config: PretrainedConfig, index: int) -> Mixture | None:
         config.num_experts_per_tok,
         config.moe_intermediate_size,
         module="feed_forward",
-        projections=_LFM2,
+        projections=_NUMBERED,
         renormalized=config.norm_topk_prob,
         sigmoid=True,
         correction="expert_bias" if config.use_expert_bias else None,
@@ -206,29 +188,22 @@ def _granite_hybrid(config: PretrainedConfig, _index: int) -> Mixture | None:
 def _nemotron(config: PretrainedConfig, index: int) -> Mixture | None:
     if config.layer_types[index] != "moe":
         return None
-    return Mixture(
-        config.n_routed_experts,
-        config.num_experts_per_tok,
-        config.moe_intermediate_size,
+    return replace(
+        _moe_of_deepseek(config),
         module="mixer",
         projections=_UNGATED,
         merged=("experts.up_proj", "experts.down_proj"),
-        renormalized=config.norm_topk_prob,
-        sigmoid=True,
-        correction="gate.e_score_correction_bias",
-        groups=config.n_group,
-        top_groups=config.topk_group,
-        scale=config.routed_scaling_factor,
         shared="mixer.shared_experts",
         shared_projections=_UNGATED,
         shared_width=config.moe_shared_expert_intermediate_size,
     )
 
 
+_SHARED_GATE = "shared_expert_gate"
 _UNGATED: Projections = None, "up_proj", "down_proj"
 _FUSED: Projections = "gate_up_proj", "gate_up_proj", "down_proj"
 _GRANITE: Projections = "input_linear", "input_linear", "output_linear"
-_LFM2: Projections = "w1", "w3", "w2"
+_NUMBERED: Projections = "w1", "w3", "w2"
 _HYBRID = Variant(
     ("attention_bias", "layer_types", "partial_rotary_factor"),
     qk_norm=True,
@@ -254,19 +229,29 @@ _SHORT = Variant(
     head_norm="layernorm",
     output="out_proj",
     mlp="feed_forward",
-    projections=_LFM2,
+    projections=_NUMBERED,
     eps="norm_eps",
     norms=("operator_norm", None, "ffn_norm", None),
+    final_norm="model.embedding_norm",
     folding=ShortConvolution,
 )
 _LONE = Variant(
     ("layer_types",),
+    tokens="backbone.embeddings.weight",
     layers="backbone.layers",
+    final_norm="backbone.norm_f",
     attention="mixer",
     mlp="mixer",
     lone=True,
     eps="layer_norm_epsilon",
     norms=("norm", None, None, None),
+    folding=Mamba2,
+)
+_BAMBA = Variant(
+    ("attention_bias", "mlp_bias", "layer_types", "partial_rotary_factor"),
+    mlp="feed_forward",
+    norms=("input_layernorm", None, "pre_ff_layernorm", None),
+    final_norm="model.final_layernorm",
     folding=Mamba2,
 )
 _MULTIPLIERS = "attention_multiplier", "residual_multiplier", "embedding_multiplier", "logits_scaling"
@@ -280,6 +265,22 @@ _FALCON: tuple[str, ...] = (
 _FALCON += "attention_out_multiplier", "ssm_multipliers", "ssm_in_multiplier", "ssm_out_multiplier", "mamba_d_ssm"
 _GEMMA_FIELDS = "attention_bias", "layer_types", "hidden_activation", "query_pre_attn_scalar", "final_logit_softcapping"
 VARIANTS = {
+    "gpt2": Variant(
+        ("activation_function", "scale_attn_weights", "scale_attn_by_inverse_layer_idx"),
+        tokens="transformer.wte.weight",
+        positions="transformer.wpe.weight",
+        layers="transformer.h",
+        attention="attn",
+        final_norm="transformer.ln_f",
+        turned=True,
+        biased=True,
+        fused_qkv="c_attn",
+        output="c_proj",
+        projections=(None, "c_fc", "c_proj"),
+        width=lambda config: config.n_inner or 4 * config.hidden_size,
+        eps="layer_norm_epsilon",
+        norms=("ln_1", None, "ln_2", None),
+    ),
     "llama": Variant(("attention_bias", "mlp_bias")),
     "mistral": Variant(("sliding_window",)),
     "mixtral": Variant(("sliding_window",), experts=_mixtral),
@@ -293,18 +294,8 @@ VARIANTS = {
     "qwen3_5_moe_text": replace(_HYBRID, experts=_qwen3_5_moe),
     "lfm2": replace(_SHORT, width=_lfm2_width),
     "lfm2_moe": replace(_SHORT, experts=_lfm2_moe),
-    "bamba": Variant(
-        ("attention_bias", "mlp_bias", "layer_types", "partial_rotary_factor"),
-        mlp="feed_forward",
-        norms=("input_layernorm", None, "pre_ff_layernorm", None),
-        folding=Mamba2,
-    ),
-    "falcon_h1": Variant(
-        ("attention_bias", "mlp_bias", "layer_types", "embedding_multiplier", *_FALCON),
-        mlp="feed_forward",
-        norms=("input_layernorm", None, "pre_ff_layernorm", None),
-        folding=Mamba2,
-    ),
+    "bamba": _BAMBA,
+    "falcon_h1": replace(_BAMBA, reads=("attention_bias", "mlp_bias", "layer_types", "embedding_multiplier", *_FALCON)),
     "mamba2": _LONE,
     "nemotron_h": replace(
         _LONE,
@@ -334,7 +325,7 @@ VARIANTS = {
     "olmo3": Variant(("attention_bias", "layer_types"), wide_qk_norm=True, norms=_AFTER, exact_angles=True),
     "olmoe": Variant(("attention_bias",), wide_qk_norm=True, experts=_olmoe),
     "gpt_oss": Variant(("attention_bias", "layer_types"), sinks=True, experts=_gpt_oss),
-    "phi3": Variant(("sliding_window", "partial_rotary_factor"), fused_qkv=True, projections=_FUSED),
+    "phi3": Variant(("sliding_window", "partial_rotary_factor"), fused_qkv="qkv_proj", projections=_FUSED),
     "glm": Variant(
         ("attention_bias", "partial_rotary_factor"), output_bias=False, interleaved=True, projections=_FUSED
     ),
@@ -367,6 +358,7 @@ _ALWAYS = {
     *("conv_L_cache", "conv_bias", "norm_eps"),
     *("block_auto_adjust_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of"),
     *("num_dense_layers", "use_expert_bias", "shared_intermediate_size", "mlp_layer_types"),
+    *("n_positions", "n_embd", "n_layer", "n_head", "n_inner"),
     *("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
     *READ,
     *("layers_block_type", "mamba_norm_before_gate", "moe_shared_expert_intermediate_size"),
@@ -380,6 +372,8 @@ _WITHOUT_EFFECT = {
     *("mamba_expand", "mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient", "expand", "chunk_size"),
     *("time_step_rank", "time_step_min", "time_step_max", "time_step_floor", "rescale_prenorm_residual"),
     *("residual_in_fp32", "use_mamba_kernels", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap", "hidden_dropout"),
+    *("attn_pdrop", "reorder_and_upcast_attn", "add_cross_attention", "summary_type", "summary_use_proj"),
+    *("summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
     *("num_nextn_predict_layers", "mtp_layers_block_type", "embedding_initializer_range"),
 }
 """Those that matter in training or to tokens alone, or of which the config has made others."""
@@ -423,7 +417,8 @@ def is_variant(config: PretrainedConfig) -> bool:
     return not unread(config) and folds_alike and not other
 
 
-def has_turned_experts(config: PretrainedConfig) -> bool:
-    """Whether experts' matrices are stored with their inputs as rows."""
-    mixture = VARIANTS[config.model_type].experts(config, 0) if is_variant(config) else None
-    return mixture is not None and mixture.turned
+def has_turned_matrices(config: PretrainedConfig) -> bool:
+    """Whether matrices of layers, or experts' alone, are stored with their inputs as rows."""
+    variant = VARIANTS[config.model_type]
+    mixture = variant.experts(config, 0) if is_variant(config) else None
+    return variant.turned or (mixture is not None and mixture.turned)

@@ -31,8 +31,8 @@ from app.gpu.kv.pools import KVPool
 from app.gpu.kv.tiers import KVTiers
 from app.gpu.models.adapters import Adapters, Additions
 from app.gpu.models.base import TOLERANCE, LayerStack, with_new_states
-from app.gpu.models.family import OwnStack
 from app.gpu.models.recipe import Recipe, choose_draft_tokens, choose_products
+from app.gpu.models.stack import OwnStack
 from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns

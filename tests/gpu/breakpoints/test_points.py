@@ -15,8 +15,8 @@ from transformers import AutoConfig
 from app.domain.breakpoints import LAST, Action, Edit, EditOp, Gate, When
 from app.domain.points import ABOUT, WHOLE, Axis, Point, PointShape
 from app.domain.positions import positions_of, runs_of
-from app.gpu.models import FAMILIES as OURS
-from app.gpu.models import family
+from app.gpu.models.stack import points_of
+from app.gpu.models.variants import VARIANTS as OURS
 from app.messages import Attribute
 from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import TinyModel, make_tiny, prompt, vector
@@ -202,7 +202,7 @@ def test_the_table_of_families_is_that_of_the_registry() -> None:
     page, found = Path("docs/breakpoints.md").read_text(), dict[frozenset[Point], list[str]]()
     for name in sorted(OURS):  # as a config may be: with experts in all layers, and with layers without
         configs = ({**CASES[CASE_OF[name]], **more} for more in ({}, {"mlp_only_layers": [0], "num_local_experts": 0}))
-        has = (family.points_of(OURS[name], AutoConfig.for_model(**config)) for config in configs)
+        has = (points_of(AutoConfig.for_model(**config)) for config in configs)
         found.setdefault(frozenset[Point]().union(*has), []).append(name)
     assert set(OURS) <= set(CASE_OF)
     for points, families in found.items():

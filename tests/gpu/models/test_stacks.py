@@ -23,7 +23,7 @@ from transformers.models.vaultgemma import modeling_vaultgemma
 from app.domain.errors import FieldOutOfRange
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.models.family import OwnStack
+from app.gpu.models.stack import OwnStack
 from app.gpu.state.layer_state import state_bytes
 from app.gpu.weights.source import RandomWeights, TensorFormat
 from app.model_store.install import BrokenModel

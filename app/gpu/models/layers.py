@@ -1,34 +1,23 @@
-"""Layers of Llama and of the families in `variants`: attention, then a feed-forward, each with its norms."""
+"""Layers of the families in `variants`: what mixes tokens, then a feed-forward, each with its norms."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.points import Point, PointShape
-from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, Taps, tapped
-from app.gpu.kernels.linear.base import Weight
+from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, tapped
 from app.gpu.models.base import require_fixed_rope
-from app.gpu.models.elementwise import add_, add_rms_norm, gate_, rms_norm, rotate, scale_
-from app.gpu.models.family import (
-    Elementwise,
-    Family,
-    Folding,
-    Layer,
-    Parts,
-    Writer,
-    attention_points,
-    head_dim_of,
-    kv_heads_of,
-)
-from app.gpu.models.feed_forward import ALIKE, Experts, FeedForward, mlp
+from app.gpu.models.elementwise import add_, add_rms_norm, gate_, layer_norm, rms_norm, rotate, scale_
+from app.gpu.models.feed_forward import Experts, mlp
 from app.gpu.models.latent_attention import LatentAttention
+from app.gpu.models.parts import Layer, Parts, Writer, attention_points, head_dim_of, kv_heads_of
+from app.gpu.models.recurrent import Folding
 from app.gpu.models.variants import VARIANTS, read
 from app.gpu.weights.bundles import Weights
 
@@ -88,14 +77,13 @@ class SelfAttention:
     Where heads have gates, those come first.
     """
 
-    def __init__(self, attention: Attention, tables: Tables | None, index: int, parts: Parts, name: str) -> None:
+    def __init__(self, attention: Attention, tables: Tables, index: int, parts: Parts, name: str) -> None:
         """`tables` are the `rotary_tables`; `name` is that of the layer."""
         config, variant, hidden = parts.config, VARIANTS[parts.config.model_type], parts.config.hidden_size
-        heads, kv_heads, self._head_dim = config.num_attention_heads, config.num_key_value_heads, head_dim_of(config)
+        heads, kv_heads, self._head_dim = config.num_attention_heads, kv_heads_of(config), head_dim_of(config)
         self._heads, self._kv_heads = parts.shard.share(heads), parts.shard.share(kv_heads)
-        self._gates, self._eps = self._heads if variant.gated else 0, eps_of(config)
-        assert tables is not None
-        table = tables.get(None, tables.get(layer_type(config, index)))
+        self._gates, self._eps = self._heads if variant.gated else 0, _eps(config)
+        table = tables.get(None, tables.get(_layer_type(config, index)))
         rotates = read(config, "no_rope_layers", {index: 1})[index] and read(config, "position_embedding_type", "rope")
         self._table = table if rotates else None
         self._attention, self._spec = attention, _spec(config, index, self._head_dim)
@@ -103,13 +91,13 @@ class SelfAttention:
         if variant.sinks:
             sinks = parts.source.take(f"{module}.sinks", (heads,)).float()
             self._sinks = parts.bundle.hold(parts.shard.values(sinks))
-        bias = read(config, "attention_bias", False) or read(config, "use_bias", False)
+        bias = variant.biased or read(config, "attention_bias", False) or read(config, "use_bias", False)
         qkv_bias = variant.qkv_bias or bias or read(config, "qkv_bias", False)
         output_bias = read(config, "attention_out_bias", bias and variant.output_bias)
         sizes = {"q": heads * self._head_dim, "k": kv_heads * self._head_dim, "v": kv_heads * self._head_dim}
         qkv = {f"{module}.{each}_proj": [size] for each, size in sizes.items()}
-        if variant.fused_qkv:
-            qkv = {f"{module}.qkv_proj": list(sizes.values())}
+        if variant.fused_qkv is not None:
+            qkv = {f"{module}.{variant.fused_qkv}": list(sizes.values())}
         orders, self._order = dict[str, Tensor](), None
         if variant.interleaved and table is not None:
             one = _halves_apart(1, self._head_dim, table.shape[1])
@@ -135,8 +123,8 @@ class SelfAttention:
     def _take_qk_norm(self, name: str, parts: Parts) -> Tensor:
         """`[heads + kv_heads, head_dim]`: the weight of every query and key head's norm."""
         norm = VARIANTS[parts.config.model_type].head_norm
-        query = take_norm(parts, f"{name}.q_{norm}", self._head_dim).expand(self._heads, -1)
-        key = take_norm(parts, f"{name}.k_{norm}", self._head_dim).expand(self._kv_heads, -1)
+        query = _take_norm(parts, f"{name}.q_{norm}", self._head_dim).expand(self._heads, -1)
+        key = _take_norm(parts, f"{name}.k_{norm}", self._head_dim).expand(self._kv_heads, -1)
         return torch.cat((query, key))
 
     def __call__(self, normed: Tensor, batch: Batch, kv: Tensor) -> Tensor:
@@ -165,102 +153,95 @@ class SelfAttention:
         return heads if self._table is None else rotate(heads, self._table, batch.positions)
 
 
-class LlamaLayer:
-    """`h = x + mixed(norm(x))`, then `h + feed_forward(norm(h))`, each sum in the tensor that the last projection has
-    made. What mixes tokens is attention, or folds them into a state. What it and the feed-forward give may be normed
-    too, or instead of what they take.
+class Norm:
+    """Root-mean-square norm over the last axis, or layer norm."""
+
+    def __init__(self, parts: Parts, name: str) -> None:
+        width, variant = parts.config.hidden_size, VARIANTS[parts.config.model_type]
+        self.weight, self.eps = parts.bundle.hold(_take_norm(parts, name, width)), _eps(parts.config)
+        self._bias = parts.hold(f"{name}.bias", width) if variant.biased else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._bias is not None:
+            return layer_norm(x, self.weight.tensor, self._bias.tensor, self.eps)
+        return rms_norm(x, self.weight.tensor, self.eps)
+
+    def of_sum(self, x: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        """`x`, to which `other` has been added, and its norm."""
+        if self._bias is None:
+            return add_rms_norm(x, other, self.weight.tensor, self.eps)
+        return (total := add_(x, other)), self(total)
+
+
+class _Half(NamedTuple):
+    """One part of a layer: `after(run(before(x)))`, which is added to the residual stream. It may have either norm."""
+
+    before: Norm | None
+    run: Layer
+    after: Norm | None
+    points: tuple[Point, Point]
+    """Where what is normed goes in, and where the result comes out."""
+
+
+class DecoderLayer:
+    """A layer: `h = x + mixed(norm(x))`, then `h + feed_forward(norm(h))`, each sum in the tensor that the last
+    projection has made; or one of them alone, where such layers take turns.
     """
 
-    def __init__(self, attention: Attention, tables: Tables | None, index: int, parts: Parts) -> None:
+    def __init__(self, attention: Attention, tables: Tables, index: int, parts: Parts) -> None:
         """`tables` are the `rotary_tables`."""
         config, variant = parts.config, VARIANTS[parts.config.model_type]
-        name = f"{variant.layers}.{index}"
-        self._eps, self._residual = eps_of(config), read(config, "residual_multiplier", 1.0)
-        norms = [
-            None if each is None else hold_norm(parts, f"{name}.{each}", config.hidden_size) for each in variant.norms
-        ]
-        self._before, self._after, self._before_mlp, self._after_mlp = norms
-        self._mix, self._folding = _mixer(attention, tables, index, parts, name)
-        self._feed_forward = _feed_forward(parts, name, index)
-        for point, norm in ((Point.Z, self._after), (Point.MLP_POST, self._after_mlp)):
+        name, self._residual = f"{variant.layers}.{index}", read(config, "residual_multiplier", 1.0)
+        norms = [None if each is None else Norm(parts, f"{name}.{each}") for each in variant.norms]
+        before, after, before_mlp, after_mlp = norms
+        self._halves = list[_Half]()
+        mixes = _layer_type(config, index) not in _MIX_NOTHING
+        if mixes:
+            run = _mixer(attention, tables, index, parts, name)
+            self._halves.append(_Half(before, run, after, (Point.ATTN_IN, Point.ATTN_OUT)))
+        if not (variant.lone and mixes):
+            first = before if variant.lone else before_mlp
+            run = _feed_forward(parts, name, index)
+            self._halves.append(_Half(first, run, after_mlp, (Point.MLP_IN, Point.MLP_OUT)))
+        for point, norm in ((Point.Z, after), (Point.MLP_POST, after_mlp)):
             if norm is not None and point in parts.writers:
-                parts.writers[point] = parts.writers[point]._replace(norm=(norm, self._eps))
+                parts.writers[point] = parts.writers[point]._replace(norm=(norm.weight, norm.eps))
 
     def __call__(self, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        taps = batch.taps
-        normed = self._normed(hidden, self._before)
-        if taps is not None and self._before is not None:
-            taps(Point.ATTN_IN, normed)
-        mixed = _times(self._normed(self._mix(normed, batch, kv), self._after), self._residual)
-        if taps is not None:
-            _tap_state(self._folding, batch, taps)
-            taps(Point.ATTN_OUT, mixed)
-            hidden = add_(mixed, hidden)
-            taps(Point.RESID_MID, hidden)
-            normed = self._normed(hidden, self._before_mlp)
-            if self._before_mlp is not None:
-                taps(Point.MLP_IN, normed)
-        elif self._before_mlp is None:
-            hidden = normed = add_(mixed, hidden)
-        else:
-            hidden, normed = add_rms_norm(mixed, hidden, self._before_mlp.tensor, self._eps)
-        added = _times(self._normed(self._feed_forward(normed, taps), self._after_mlp), self._residual)
-        if taps is not None:
-            taps(Point.MLP_OUT, added)
-        return add_(added, hidden)
-
-    def _normed(self, x: Tensor, norm: Weight | None) -> Tensor:
-        return x if norm is None else rms_norm(x, norm.tensor, self._eps)
-
-
-class LoneLayer:
-    """`x + part(norm(x))`, of which the part mixes tokens, or is a feed-forward: such layers take turns."""
-
-    def __init__(self, attention: Attention, tables: Tables | None, index: int, parts: Parts) -> None:
-        """`tables` are the `rotary_tables`."""
-        config, variant = parts.config, VARIANTS[parts.config.model_type]
-        name = f"{variant.layers}.{index}"
-        self._eps, self._norm = eps_of(config), hold_norm(parts, f"{name}.{variant.norms[0]}", config.hidden_size)
-        self._mix: Layer | None = None
-        self._feed_forward: FeedForward | None = None
-        self._folding: Folding | None = None
-        if layer_type(config, index) in _MIX_NOTHING:
-            self._feed_forward = _feed_forward(parts, name, index)
-        else:
-            self._mix, self._folding = _mixer(attention, tables, index, parts, name)
-
-    def __call__(self, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        taps, normed = batch.taps, rms_norm(hidden, self._norm.tensor, self._eps)
-        if taps is not None:
-            taps(Point.ATTN_IN if self._mix is not None else Point.MLP_IN, normed)
-        if self._mix is None:
-            assert self._feed_forward is not None
-            added = self._feed_forward(normed, taps)
-        else:
-            added = self._mix(normed, batch, kv)
-        if taps is not None:
-            _tap_state(self._folding, batch, taps)
-            taps(Point.ATTN_OUT if self._mix is not None else Point.MLP_OUT, added)
+        taps, added = batch.taps, None
+        for before, run, after, (enters, leaves) in self._halves:
+            if added is not None and taps is None and before is not None:
+                hidden, normed = before.of_sum(added, hidden)
+            else:
+                if added is not None:
+                    hidden = add_(added, hidden)
+                    if taps is not None:
+                        taps(Point.RESID_MID, hidden)
+                normed = hidden if before is None else before(hidden)
+            if taps is not None and before is not None:
+                taps(enters, normed)
+            made = run(normed, batch, kv)
+            added = _times(made if after is None else after(made), self._residual)
+            if taps is not None:
+                taps(leaves, added)
+        assert added is not None
         return add_(added, hidden)
 
 
-def _mixer(
-    attention: Attention, tables: Tables | None, index: int, parts: Parts, name: str
-) -> tuple[Layer, Folding | None]:
-    """What mixes tokens in the layer `name`, and what it folds them into, if it does."""
+def _mixer(attention: Attention, tables: Tables, index: int, parts: Parts, name: str) -> Layer:
+    """What mixes tokens in the layer `name`."""
     config, kind = parts.config, _folding(parts.config, index)
     folding = None if kind is None else kind(parts, name)
-    if folding is not None and not _attends(config, index):
-        return folding, folding
+    if folding is not None and not attends(config, index):
+        return folding
     attend: Layer
     if VARIANTS[config.model_type].latents:
-        assert tables is not None
         module, pairs = f"{name}.{VARIANTS[config.model_type].attention}", read(config, "rope_interleave", True)
         attend = LatentAttention(attention, tables[None], parts, module, interleaved=pairs)
     else:
         attend = SelfAttention(attention, tables, index, parts, name)
     if folding is None:
-        return attend, None
+        return attend
     inward, outward = config.attention_in_multiplier, config.attention_out_multiplier
 
     def mix(normed: Tensor, batch: Batch, kv: Tensor) -> Tensor:
@@ -269,41 +250,40 @@ def _mixer(
         attended = attend(normed if inward == 1 else normed * inward, batch, kv)
         return add_(_times(attended, outward), folded)
 
-    return mix, folding
+    return mix
 
 
 def _times(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1 else scale_(x, factor)
 
 
-def _tap_state(folding: Folding | None, batch: Batch, taps: Taps) -> None:
-    if folding is not None and batch.states is not None and Point.STATE in taps.points:
-        taps.state(folding.read_states, batch.states)
-
-
-def _feed_forward(parts: Parts, name: str, index: int) -> FeedForward:
+def _feed_forward(parts: Parts, name: str, index: int) -> Layer:
     """That of the layer `name`."""
-    config, variant, activation = parts.config, VARIANTS[parts.config.model_type], _activation(parts.config)
+    config, variant, activation = parts.config, VARIANTS[parts.config.model_type], activation_name(parts.config)
     mixture = variant.experts(config, index)
     if mixture is not None:
         return Experts(parts, name, mixture, activation)
-    bias = read(config, "mlp_bias", False) or read(config, "use_bias", False)
+    bias = variant.biased or read(config, "mlp_bias", False) or read(config, "use_bias", False)
     names, (opened, added) = (f"{name}.{variant.mlp}", variant.projections), read(config, "mlp_multipliers", (1.0, 1.0))
     made, down = mlp(parts, *names, variant.width(config), activation, bias=bias, scales=(opened, added))
     parts.writers[Point.MLP_POST] = Writer(down, added * read(config, "residual_multiplier", 1.0))
     return made
 
 
-def _points(config: PretrainedConfig, index: int) -> Mapping[Point, PointShape]:
-    """Of a layer. One that takes the residual stream as it is has no `attn_in` or `mlp_in` beside it."""
+def points_inside(config: PretrainedConfig, index: int) -> Mapping[Point, PointShape]:
+    """Those inside a layer that it gives to `Batch.taps`. One that takes the residual stream as it is has no `attn_in`
+    or `mlp_in` beside it.
+    """
     variant, hidden = VARIANTS[config.model_type], PointShape(config.hidden_size)
     mixture, norms = variant.experts(config, index), variant.norms
     lacking = {point for point, norm in ((Point.ATTN_IN, norms[0]), (Point.MLP_IN, norms[2])) if norm is None}
     folding, inside = _folding(config, index), dict[Point, PointShape]()
     if variant.latents:
         inside |= LatentAttention.points(config)
-    elif _attends(config, index):
-        inside |= attention_points(config.num_attention_heads, config.num_key_value_heads, head_dim_of(config))
+    elif attends(config, index):
+        inside |= attention_points(config.num_attention_heads, kv_heads_of(config), head_dim_of(config))
+    if variant.positions is not None:  # nothing is rotated
+        del inside[Point.Q_ROT], inside[Point.K_ROT]
     if folding is not None:
         inside[Point.STATE] = PointShape(folding.state_numbers(config))
     around: Sequence[Point] = (Point.ATTN_IN, Point.ATTN_OUT, Point.RESID_MID, Point.MLP_IN, Point.MLP_OUT)
@@ -321,8 +301,9 @@ def _points(config: PretrainedConfig, index: int) -> Mapping[Point, PointShape]:
 
 def _spec(config: PretrainedConfig, index: int, head_dim: int) -> AttentionSpec:
     scale = read(config, "attention_multiplier", read(config, "query_pre_attn_scalar", head_dim) ** -0.5)
-    scale *= read(config, "key_multiplier", 1.0)
-    return AttentionSpec(scale, _window(config, index), read(config, "attn_logit_softcapping"))
+    scale = scale * read(config, "key_multiplier", 1.0) if read(config, "scale_attn_weights", True) else 1.0
+    scale /= index + 1 if read(config, "scale_attn_by_inverse_layer_idx", False) else 1
+    return AttentionSpec(scale, window_of(config, index), read(config, "attn_logit_softcapping"))
 
 
 def _halves_apart(heads: int, head_dim: int, rotated: int) -> Tensor:
@@ -341,65 +322,65 @@ def _gates_first(heads: int, head_dim: int) -> Tensor:
     return torch.arange(2 * heads * head_dim).view(heads, 2, head_dim).transpose(0, 1).flip(0).flatten()
 
 
-def take_norm(parts: Parts, name: str, width: int) -> Tensor:
+def _take_norm(parts: Parts, name: str, width: int) -> Tensor:
     """What the norm of that name multiplies by: in float32 where that is its weight and one, which no half type has."""
     weight = parts.source.take(f"{name}.weight", (width,))
     return weight.float() + 1 if VARIANTS[parts.config.model_type].one_more else weight
 
 
-def hold_norm(parts: Parts, name: str, width: int) -> Weight:
-    """The same, as a part of the bundle."""
-    return parts.bundle.hold(take_norm(parts, name, width))
-
-
-def layer_type(config: PretrainedConfig, index: int) -> str | None:
+def _layer_type(config: PretrainedConfig, index: int) -> str | None:
     """As the config names it, if its family reads that."""
     kinds: Sequence[str] | None = read(config, "layer_types")
     return None if kinds is None else kinds[index]
 
 
-def eps_of(config: PretrainedConfig) -> float:
+def _eps(config: PretrainedConfig) -> float:
     """That of norms."""
     eps: float = getattr(config, VARIANTS[config.model_type].eps)
     return eps
 
 
-def _window(config: PretrainedConfig, index: int) -> int | None:
+def window_of(config: PretrainedConfig, index: int) -> int | None:
     """How many keys a query of the layer sees; None: all."""
-    in_layer = layer_type(config, index) == "sliding_attention"
+    in_layer = _layer_type(config, index) == "sliding_attention"
     window: int | None = config.sliding_window if in_layer else read(config, "sliding_window")
     return window
 
 
 def _folding(config: PretrainedConfig, index: int) -> type[Folding] | None:
     """What mixes tokens in the layer, unless it attends."""
-    return VARIANTS[config.model_type].folding if layer_type(config, index) in _FOLDING else None
+    return VARIANTS[config.model_type].folding if _layer_type(config, index) in _FOLDING else None
 
 
-def _attends(config: PretrainedConfig, index: int) -> bool:
+def attends(config: PretrainedConfig, index: int) -> bool:
     """Whether the layer does."""
-    kind = layer_type(config, index)
+    kind = _layer_type(config, index)
     return kind not in _MIX_NOTHING and (kind == "hybrid" or _folding(config, index) is None)
 
 
-def _folded(config: PretrainedConfig, index: int, dtype: torch.dtype) -> int:
+def folded_bytes(config: PretrainedConfig, index: int, dtype: torch.dtype) -> int:
     """Bytes of the state that the layer folds tokens into; 0: it attends."""
     folding = _folding(config, index)
     return 0 if folding is None else folding.state_bytes(config, dtype)
 
 
-def _kv_shape(config: PretrainedConfig) -> tuple[int, int]:
+def kv_shape(config: PretrainedConfig) -> tuple[int, int]:
+    """Heads of keys and values that are kept of a token in each layer, and numbers of each."""
     if VARIANTS[config.model_type].latents:
         return 1, LatentAttention.kv_width(config)
     return kv_heads_of(config), head_dim_of(config)
 
 
-def _activation(config: PretrainedConfig) -> str:
-    name: str = read(config, "hidden_activation", read(config, "mlp_hidden_act", getattr(config, "hidden_act", "silu")))
+def activation_name(config: PretrainedConfig) -> str:
+    """The MLP's."""
+    fields = "hidden_activation", "mlp_hidden_act", "activation_function"
+    known = [each for each in fields if each in VARIANTS[config.model_type].reads]
+    name: str = getattr(config, known[0]) if known else getattr(config, "hidden_act", "silu")
     return name
 
 
-def _divided(config: PretrainedConfig) -> Sequence[int]:
+def divided(config: PretrainedConfig) -> Sequence[int]:
+    """What the number of ranks must divide, at the least the KV heads; empty if layers cannot be cut."""
     variant = VARIANTS[config.model_type]
     if variant.wide_qk_norm or variant.folding is not None or variant.latents:
         return ()
@@ -407,51 +388,12 @@ def _divided(config: PretrainedConfig) -> Sequence[int]:
     for index in range(config.num_hidden_layers):
         mixture = variant.experts(config, index)
         widths |= {variant.width(config)} if mixture is None else {mixture.width, mixture.shared_width}
-    return config.num_attention_heads, config.num_key_value_heads, *(widths - {0})
+    return config.num_attention_heads, kv_heads_of(config), *(widths - {0})
 
 
-def _norm(parts: Parts, name: str) -> Elementwise:
-    """Root-mean-square norm over the last axis."""
-    weight, eps = hold_norm(parts, name, parts.config.hidden_size), eps_of(parts.config)
-    return lambda x: rms_norm(x, weight.tensor, eps)
-
-
-def _embedding_scale(config: PretrainedConfig, dtype: torch.dtype) -> float:
-    """As Transformers has it, in the type of the computation where it is a root."""
+def embedding_scale(config: PretrainedConfig, dtype: torch.dtype) -> float:
+    """What embeddings are multiplied by, as Transformers has it: in the type of the computation where it is a root."""
     if VARIANTS[config.model_type].root_of_hidden:
         return torch.tensor(config.hidden_size**0.5, dtype=dtype).item()
     scale: float = read(config, "embedding_multiplier", 1.0)
     return scale
-
-
-def _unused(config: PretrainedConfig) -> re.Pattern[str]:
-    """Frequencies in old checkpoints, and what predicts a second token: layers behind the last one, or others."""
-    last = config.num_hidden_layers
-    more = range(last, last + (getattr(config, "num_nextn_predict_layers", None) or 0))
-    return re.compile(
-        "|".join((r"rotary_emb\.inv_freq$", r"^mtp\.", *(rf"^model\.layers\.{index}\." for index in more)))
-    )
-
-
-LLAMA = Family(
-    layer=LlamaLayer,
-    tables=rotary_tables,
-    norm=_norm,
-    tokens="model.embed_tokens.weight",
-    final_norm="model.norm",
-    divided=_divided,
-    activation=_activation,
-    own_activations=ALIKE,
-    window=_window,
-    points=_points,
-    folded=_folded,
-    attends=_attends,
-    kv_shape=_kv_shape,
-    unused=_unused,
-    embedding_scale=_embedding_scale,
-    logit_scale=lambda config: read(config, "lm_head_multiplier", 1 / read(config, "logits_scaling", 1.0)),
-    logit_cap=lambda config: read(config, "final_logit_softcapping"),
-)
-LFM2 = replace(LLAMA, final_norm="model.embedding_norm")
-BAMBA = replace(LLAMA, final_norm="model.final_layernorm")
-MAMBA2 = replace(LLAMA, layer=LoneLayer, tokens="backbone.embeddings.weight", final_norm="backbone.norm_f")
