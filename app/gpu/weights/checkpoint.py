@@ -11,7 +11,7 @@ from torch import Tensor
 
 from app.gpu.kernels.linear.base import BlockMatrix, Matrix
 from app.gpu.weights.quantized import QuantizedFolder
-from app.gpu.weights.source import FLOATS, RandomWeights, SafetensorsFolder, TensorFormat, WeightSource
+from app.gpu.weights.source import FLOATS, RandomWeights, SafetensorsFolder, TensorFormat, WeightSource, require_finite
 from app.model_store.resolve import ResolvedModel
 from app.model_store.tensors import GgufIndex, is_indexed
 
@@ -46,7 +46,9 @@ class GgufFile(WeightSource):
         if tensor.kind in FLOATS:
             return rows.view(FLOATS[tensor.kind]).view(shape)
         rows = rows.view(prod(shape[:-1]), -1)
-        return BlockMatrix(tensor.kind, rows, (len(rows), shape[-1]))
+        matrix = BlockMatrix(tensor.kind, rows, (len(rows), shape[-1]))
+        require_finite(name, matrix.scales, self._origin, has="scales")
+        return matrix
 
 
 def _turned(experts: Tensor) -> Tensor:

@@ -131,10 +131,20 @@ class QuantizedFolder(SafetensorsFolder):
         return self.holds(name) or self.holds(name.partition(".")[2])
 
     def _part(self, name: str) -> Tensor:
-        """One tensor of a matrix. Raises BrokenModel if there is none, or if it has scales that are not finite."""
-        part = self._read(self._check_off(name))
-        require_finite(name, part, self._origin, has="scales")
-        return part
+        """One tensor of a matrix. Raises BrokenModel if there is none."""
+        return self._read(self._check_off(name))
+
+    def _finite(self, name: str, scales: Tensor) -> Tensor:
+        """The scales of the tensor `name` that the matrix has; others, of padding, may be anything. Raises BrokenModel
+        if they are not finite.
+        """
+        require_finite(name, scales, self._origin, has="scales")
+        return scales
+
+    def _of_blocks(self, name: str, rows: int, inputs: int) -> Tensor:
+        """The scales `name` of the blocks of matrices `[rows, inputs]`."""
+        block = self._blocks()
+        return self._finite(name, self._part(name)[..., : -(-rows // block[0]), : -(-inputs // block[1])])
 
     def _optional(self, name: str) -> Tensor | None:
         return self._part(name) if self._has(name) else None
@@ -146,8 +156,8 @@ class QuantizedFolder(SafetensorsFolder):
             exponents = self._part(f"{name}_scales").int() - 127
             return torch.ldexp(values, exponents[..., None]).bfloat16().flatten(2).transpose(1, 2).contiguous()
         if self._has(f"{name}_scale_inv"):
-            scales, rows = self._part(f"{name}_scale_inv").float(), self._part(name)
-            block = self._blocks()
+            rows, block = self._part(name), self._blocks()
+            scales = self._of_blocks(f"{name}_scale_inv", *rows.shape[1:]).float()
             spread = scales.repeat_interleave(block[0], 1)[:, : rows.shape[1]].repeat_interleave(block[1], 2)
             return rows.float() * spread[:, :, : rows.shape[2]]
         return None
@@ -160,7 +170,7 @@ class QuantizedFolder(SafetensorsFolder):
     def _fp8(self, base: str, shape: tuple[int, int]) -> Matrix | None:
         if not self._has(f"{base}.weight_scale_inv"):
             return self._compressed(base, shape)
-        scale, (rows, inputs) = self._part(f"{base}.weight_scale_inv"), self._blocks()
+        scale, (rows, inputs) = self._of_blocks(f"{base}.weight_scale_inv", *shape), self._blocks()
         of_rows = scale.float().repeat_interleave(rows, 0)[: shape[0]]
         return _in_groups(self._part(f"{base}.weight"), None, of_rows, inputs, values=torch.float32, kept=scale.dtype)
 
@@ -173,7 +183,8 @@ class QuantizedFolder(SafetensorsFolder):
         if packed is None:
             stored = self._part(f"{base}.weight")
         elif packed.dtype is torch.uint8:
-            scale = scale.float() / self._part(f"{base}.weight_global_scale")
+            whole = f"{base}.weight_global_scale"
+            scale = self._finite(f"{base}.weight_scale", scale.float() / self._finite(whole, self._part(whole)))
             codes, group = torch.stack((packed & 15, packed >> 4), 2).flatten(1), shape[1] // scale.shape[1]
             return _in_groups(codes, None, scale, group, values=torch.bfloat16)
         else:
@@ -184,12 +195,14 @@ class QuantizedFolder(SafetensorsFolder):
         scale = _two_axes(scale, shape[0])
         zeros = None if zeros is None else _two_axes(zeros, shape[0])
         group = shape[1] // scale.shape[1] if shape[1] % scale.shape[1] == 0 else _BLOCK
+        scale = self._finite(f"{base}.weight_scale", scale[:, : -(-shape[1] // group)])
         return _in_groups(stored, zeros, scale, group, places, bits=bits)
 
     def _awq(self, base: str, shape: tuple[int, int]) -> Matrix | None:
         if not self._has(f"{base}.qweight"):
             return None
         packed, zeros, scale = (self._part(f"{base}.{kind}") for kind in ("qweight", "qzeros", "scales"))
+        self._finite(f"{base}.scales", scale)
         shifts = 4 * torch.tensor(_AWQ_PLACES, dtype=torch.int32, device=packed.device)
         columns, offsets = ((each[:, :, None] >> shifts & 15).flatten(1) - 8 for each in (packed, zeros))
         return _in_groups(columns.T, offsets.T, scale.T, shape[1] // len(scale), bits=4)
@@ -198,6 +211,7 @@ class QuantizedFolder(SafetensorsFolder):
         if not self._has(f"{base}.qweight"):
             return None
         packed, zeros, scale = (self._part(f"{base}.{kind}") for kind in ("qweight", "qzeros", "scales"))
+        self._finite(f"{base}.scales", scale)
         places = self._optional(f"{base}.g_idx")
         if not self._config.get("desc_act", True):
             places = None  # they are in order

@@ -150,9 +150,7 @@ class WeightSource(ABC):
         several, `[n, out, in]`, the rows are those of all.
         """
         stored = self._stored(name, shape)
-        if isinstance(stored, BlockMatrix):
-            require_finite(name, stored.scales, self._origin, has="scales")
-        elif self._format.matrices in _KINDS:  # blocks of 8 bits do not show it
+        if isinstance(stored, Tensor) and self._format.matrices in _KINDS:  # blocks of 8 bits do not show it
             require_finite(name, stored, self._origin)
         matrix = self._format.matrix(name, stored.flatten(0, -2) if isinstance(stored, Tensor) else stored)
         if isinstance(matrix, Tensor):
@@ -170,7 +168,9 @@ class WeightSource(ABC):
 
     @abstractmethod
     def _stored(self, name: str, shape: tuple[int, ...]) -> Matrix:
-        """The tensor `name` as it is stored, in memory that no other tensor shares. Raises as `take` does."""
+        """The tensor `name` as it is stored, in memory that no other tensor shares. Raises as `take` does, and for
+        scales that are not finite.
+        """
 
     def _check_off(self, name: str) -> str:
         """The stored name, which is taken now. A checkpoint of the bare decoder lacks `model.` or `transformer.`."""
