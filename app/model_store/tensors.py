@@ -168,31 +168,17 @@ def weight_files(folder: Path) -> list[Path]:
     return list(GgufIndex.read(folder).files) if is_indexed(folder) else shard_files(folder)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredSize:
-    """Of one tensor, and the bytes that it takes in its file."""
-
-    shape: tuple[int, ...]
-    nbytes: int
-
-    @property
-    def elements(self) -> int:
-        return prod(self.shape)
-
-
-def stored_sizes(folder: Path) -> dict[str, StoredSize]:
-    """Every tensor that a model's folder stores, by name. Raises BrokenModel if the files cannot be read."""
+def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Of every tensor that a model's folder stores, by name. Raises BrokenModel if the files cannot be read."""
     if is_indexed(folder):
-        tensors = GgufIndex.read(folder).tensors
-        return {name: StoredSize(tensor.shape, tensor.nbytes) for name, tensor in tensors.items()}
-    sizes: dict[str, StoredSize] = {}
+        return {name: tensor.shape for name, tensor in GgufIndex.read(folder).tensors.items()}
+    shapes: dict[str, tuple[int, ...]] = {}
     for path in weight_files(folder):
         try:
             with path.open("rb") as file:
                 header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             for name in header.keys() - {"__metadata__"}:
-                begin, end = header[name]["data_offsets"]
-                sizes[name] = StoredSize(tuple(map(operator.index, header[name]["shape"])), end - begin)
+                shapes[name] = tuple(map(operator.index, header[name]["shape"]))
         except DAMAGED as error:
             raise BrokenModel(f"cannot read {path}: {error}", param="model") from error
-    return sizes
+    return shapes

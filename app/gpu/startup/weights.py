@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.memory_map import TextUse
-from app.domain.values import WeightsDtype
 from app.gpu.device.hardware import dtype_name
 from app.gpu.device.streams import DeviceStreams, streams_of
 from app.gpu.kernels.linear import linear_maker
@@ -25,13 +25,12 @@ from app.gpu.weights.checkpoint import weights_of
 from app.gpu.weights.file import open_weight_file
 from app.gpu.weights.layout import WeightLayout, Write
 from app.gpu.weights.quantized import require_known
-from app.gpu.weights.source import TensorFormat
 from app.gpu.weights.stores import BundleStore, FileStore, PinnedStore
 from app.machine.files import size
 from app.machine.memory import read_host_memory
 from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel, fingerprint
-from app.model_store.tensors import StoredSize, is_indexed, stored_sizes
+from app.model_store.tensors import is_indexed, stored_shapes
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +77,7 @@ def load_model(recipe: Recipe, ranks: Ranks | None = None) -> LoadedModel:
     require_fitting(model)
     # A tensor that is missing, or has another shape, is found before a weight is read.
     built = _build_on_meta(recipe) if can_be_streamed(model) else None
-    needed = weight_bytes(model, device, dtype) if built is None else _resident_bytes(recipe, built[0].layout)
+    needed = weight_bytes(model, dtype) if built is None else _resident_bytes(recipe, built[0].layout)
     if ranks is not None:
         _check_fit(model, needed if device.type == "cpu" else needed // ranks.count, device, dtype)
         stack = recipe.load_stack(ranks.shard)
@@ -111,12 +110,12 @@ def require_fitting(model: ResolvedModel) -> None:
         require_known(model.folder, quantization)
     fields = text.to_dict()  # under the names of config.json: some have attributes of other names too
     counts = [0]
-    for stored, each in stored_sizes(model.folder).items():
+    for stored, shape in stored_shapes(model.folder).items():
         found = _EXPERT.search(stored)
         if found and found[1] is not None:
             counts.append(int(found[1]) + 1)
-        elif found and len(each.shape) > 2:
-            counts.append(each.shape[0])
+        elif found and len(shape) > 2:
+            counts.append(shape[0])
     for name in _EXPERT_COUNTS if max(counts) else ():
         said = fields.get(name)
         if isinstance(said, int) and said != max(counts):
@@ -130,7 +129,7 @@ def needed_bytes(recipe: Recipe) -> int:
     """Bytes that all weights take on the device. Nothing is read but the sizes of tensors; raises as `load_model`."""
     if can_be_streamed(recipe.model):
         return _resident_bytes(recipe, _build_on_meta(recipe)[0].layout)
-    return weight_bytes(recipe.model, recipe.device, recipe.dtype)
+    return weight_bytes(recipe.model, recipe.dtype)
 
 
 def _resident_bytes(recipe: Recipe, layout: WeightLayout) -> int:
@@ -188,29 +187,15 @@ def _stream(recipe: Recipe, budget: int, weights: StreamedWeights, stack: LayerS
     return LoadedModel(stack, streams, weights)
 
 
-def weight_bytes(model: ResolvedModel, device: torch.device, dtype: torch.dtype) -> int:
-    """Bytes of all parameters on `device`, matrices as the model keeps them there, all others as `dtype`. On a CPU an
-    output projection that is tied to the embedding is a second copy, in the layout in which it is multiplied.
-    """
-    text = model.config.get_text_config()
-    table: tuple[int, int] = (text.vocab_size, text.hidden_size)
-    tied = bool(text.tie_word_embeddings) and device.type == "cpu"
-    tensor_format = TensorFormat(device, dtype, model.weights_dtype if can_be_streamed(model) else WeightsDtype.FLOAT32)
-    if model.folder is None or getattr(model.config, QUANTIZED, None) is not None:
-        stored = _random_sizes(model, dtype)
-    else:
-        stored = stored_sizes(model.folder)
-    tables = [tensor_format.nbytes(each) for each in stored.values() if each.shape == table]
-    return sum(map(tensor_format.nbytes, stored.values())) + (max(tables, default=0) if tied else 0)
-
-
-def _random_sizes(model: ResolvedModel, dtype: torch.dtype) -> dict[str, StoredSize]:
-    """As `stored_sizes`, of weights that are made as `dtype`, at random or of quantized ones."""
+def weight_bytes(model: ResolvedModel, dtype: torch.dtype) -> int:
+    """Bytes of all parameters as `dtype`, as Transformers' modules have them."""
+    if model.folder is not None and getattr(model.config, QUANTIZED, None) is None:
+        return sum(map(prod, stored_shapes(model.folder).values())) * dtype.itemsize
     from transformers import AutoModelForCausalLM  # imports much of Transformers
 
     with torch.device("meta"):
-        parameters = AutoModelForCausalLM.from_config(model.config).named_parameters()
-    return {name: StoredSize(tuple(each.shape), each.numel() * dtype.itemsize) for name, each in parameters}
+        parameters = AutoModelForCausalLM.from_config(model.config).parameters()
+    return sum(each.numel() for each in parameters) * dtype.itemsize
 
 
 def free_bytes(device: torch.device) -> int:

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from app.domain.values import WeightsDtype
 from app.gpu.kernels.linear.base import BlockMatrix, Matrix, dense_of, stored_rows
-from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, quantize, require_inputs, row_bytes
+from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, quantize, require_inputs
 from app.gpu.kernels.linear.groups import Grouped
 from app.model_store.install import BrokenModel
-from app.model_store.tensors import INDEX, SINGLE, StoredSize, shard_of_tensors
+from app.model_store.tensors import INDEX, SINGLE, shard_of_tensors
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -73,21 +73,6 @@ class TensorFormat:
         """Whether a GPU has a kernel for matrices in groups; a CPU that keeps matrices has one."""
         on_gpu = self.on_gpu or self.device.type == "cuda"
         return self.matrices is WeightsDtype.CHECKPOINT and on_gpu and self.dtype.itemsize == 2
-
-    def nbytes(self, stored: StoredSize) -> int:
-        """Bytes of a stored tensor as it is handed out, if one with two axes is a matrix."""
-        if len(stored.shape) < 2 or not self.keeps_matrices:
-            return stored.elements * self.dtype.itemsize
-        match self.matrices:
-            case WeightsDtype.CHECKPOINT:
-                return stored.nbytes
-            case WeightsDtype.FLOAT32:
-                return stored.elements * 4
-            case WeightsDtype.BFLOAT16:
-                return stored.elements * 2
-            case WeightsDtype.INT8 | WeightsDtype.FLOAT8:
-                inputs = stored.shape[-1]
-                return stored.elements // inputs * row_bytes(_KINDS[self.matrices], inputs)
 
     def matrix(self, name: str, stored: Matrix) -> Matrix:
         """The matrix `name` as `matrices` says. Raises FieldOutOfRange for 8 bits if its rows have no whole blocks."""

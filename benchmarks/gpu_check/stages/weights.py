@@ -384,11 +384,7 @@ def _missing_for_accelerate(context: StageContext, model: ResolvedModel) -> str:
     """What it lacks; empty if it lacks nothing."""
     if context.left_s < ACCELERATE_S:
         return "time"
-    return (
-        ""
-        if weight_bytes(model, torch.device("cuda"), torch.bfloat16) < MEMORY_SHARE * read_host_memory().free_bytes
-        else "memory"
-    )
+    return "" if weight_bytes(model, torch.bfloat16) < MEMORY_SHARE * read_host_memory().free_bytes else "memory"
 
 
 def _report_accelerate(context: StageContext, found: Timed, own: Own, cold: str = "") -> None:
