@@ -152,18 +152,18 @@ class Adapters:
         if isinstance(self._sites, str):
             raise BadAdapter(self._sites)
         room = self._limit - self.use().bytes
-        stored = read_adapter(folder, self._sites.shapes, room)
-        known = self.loaded.get(stored.digest)
+        digest, modules = read_adapter(folder, self._sites.shapes, room)
+        known = self.loaded.get(digest)
         if known is not None:
             return known.loaded
         with torch.inference_mode():
-            additions = self._sites.additions(stored.modules, self._make, self._device)
+            additions = self._sites.additions(modules, self._make, self._device)
         nbytes = sum(each.nbytes for each in additions.values())
         if nbytes > room:
             raise AdaptersFull(f"{folder} takes {size(nbytes)}; adapters may take {size(room)} more: unload others")
-        rank = max(factors.rank for factors in stored.modules.values())
-        loaded = LoadedAdapter(stored.digest, nbytes, rank, len(stored.modules))
-        self.loaded[stored.digest] = Additions(loaded, additions)
+        rank = max(factors.rank for factors in modules.values())
+        loaded = LoadedAdapter(digest, nbytes, rank, len(modules))
+        self.loaded[digest] = Additions(loaded, additions)
         return loaded
 
     def unload(self, digest: str) -> None:

@@ -100,10 +100,10 @@ def _hooked(point: Point, hook: Hook, taps: Taps) -> Iterator[None]:
         return
     if hook.takes:
         handle = hook.module.register_forward_pre_hook(
-            lambda _module, args, kwargs: tell(_taken(args, kwargs)), with_kwargs=True
+            lambda _module, args, kwargs: tell(_first((args, kwargs))), with_kwargs=True
         )
     else:
-        handle = hook.module.register_forward_hook(lambda _module, _args, given: tell(_given(given)))
+        handle = hook.module.register_forward_hook(lambda _module, _args, given: tell(_first(given)))
     try:
         yield
     finally:
@@ -139,11 +139,7 @@ def _products_of(module: nn.Module, tell: Callable[[Tensor], None]) -> Iterator[
             handle.remove()
 
 
-def _taken(args: Any, kwargs: Any) -> Tensor:
-    return next(each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor))
-
-
-def _given(given: Any) -> Tensor:
+def _first(given: Any) -> Tensor:
     return next(each for each in tree_leaves(given) if isinstance(each, Tensor))
 
 
@@ -185,7 +181,7 @@ def find_hooks(
     finally:
         for handle in handles:
             handle.remove()
-    after = _given(output)
+    after = _first(output)
     calls = [call for call in calls if call.given.shape == call.taken.shape == hidden.shape]
     mixer = next((call for name in _MIXERS for call in calls if call.name == name), None)
     feed_forward = next((call for name in _FEED_FORWARDS for call in calls if call.name == name), None)

@@ -25,11 +25,8 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, Cache, PreTrainedModel
-from transformers.cache_utils import (
-    CacheLayerMixin,
-    KVSharingDict,
-)
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, Cache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin, KVSharingDict
 from transformers.initialization import no_init_weights
 
 from app.domain.points import Point, Points, PointShape, around_layers
@@ -42,12 +39,10 @@ from app.gpu.models.paging import NAME, SharedKV, enter_layer, read_pages, row_c
 from app.gpu.models.parts import attention_points
 from app.gpu.models.proof import LENGTH, TOKENS, Past, make_past, prove, prove_far, require_window, window_of_mask
 from app.gpu.state.layer_state import FoldState, LayerState, SharedState, aligned, attention_state
-from app.gpu.weights.checkpoint import GgufFile
 from app.gpu.weights.quantized import QuantizedFolder
 from app.gpu.weights.source import RandomWeights, TensorFormat, require_finite
 from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel
-from app.model_store.tensors import is_indexed
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +69,7 @@ def load_transformers_stack(
 
 def _load_modules(model: ResolvedModel, device: torch.device, dtype: torch.dtype) -> Any:
     """With random weights, or through Transformers' own loader: it knows the checkpoints whose names differ from the
-    modules'. Tensors that are quantized, or in a GGUF file, are dequantized before it sees them.
+    modules'. Tensors that are quantized are dequantized before it sees them.
     """
     auto: Any = AutoModelForCausalLM  # annotated only in part
     config, folder = deepcopy(model.config), model.folder  # Transformers keeps the choice of attention in the config
@@ -85,15 +80,9 @@ def _load_modules(model: ResolvedModel, device: torch.device, dtype: torch.dtype
         for name, parameter in modules.named_parameters():
             parameter.data = source.take(name, tuple(parameter.shape))
         return modules
-    tensor_format, state = TensorFormat(torch.device("cpu"), dtype), None
-    quantization = getattr(config, "quantization_config", None)
-    if is_indexed(folder):
-        config, state = (
-            AutoConfig.from_pretrained(folder, local_files_only=True),
-            GgufFile(folder, tensor_format).dense(),
-        )
-    elif quantization is not None:
-        state = QuantizedFolder(folder, quantization, tensor_format).dense()
+    quantization, state = getattr(config, "quantization_config", None), None
+    if quantization is not None:
+        state = QuantizedFolder(folder, quantization, TensorFormat(torch.device("cpu"), dtype)).dense()
         del config.quantization_config
     if state is not None:
         auto = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]  # the automatic class reads folders only
@@ -340,10 +329,8 @@ class TransformersStack:
             return [self._arguments()]
         given = list[list[Arguments]]()
         for row in batch.rows:
-            tokens, cache = (
-                slice(row.start, row.start + row.length),
-                row_cache(row.context - row.length, self.num_layers),
-            )
+            tokens = slice(row.start, row.start + row.length)
+            cache = row_cache(row.context - row.length, self.num_layers)
             self._record_behind(cache, token_ids[tokens], batch.positions[tokens])
             given.append(self._arguments())
         return given

@@ -73,16 +73,9 @@ class Factors:
         return self.down.shape[0]
 
 
-@dataclass(frozen=True, slots=True)
-class StoredAdapter:
-    """An adapter as its folder has it, by module. `digest` is SHA-256 over both files, in hexadecimal digits."""
-
-    digest: str
-    modules: Mapping[str, Factors]
-
-
-def read_adapter(folder: Path, adaptable: Mapping[str, tuple[int, int]], room: int) -> StoredAdapter:
-    """The adapter in `folder`, for a base whose `adaptable` modules have matrices of these shapes, `[out, in]`.
+def read_adapter(folder: Path, adaptable: Mapping[str, tuple[int, int]], room: int) -> tuple[str, dict[str, Factors]]:
+    """The digest of the adapter in `folder`, SHA-256 over both files in hexadecimal digits, and its factors by module.
+    It is for a base whose `adaptable` modules have matrices of these shapes, `[out, in]`.
 
     Raises `BadAdapter`, which names the file and the field or the tensor, and `AdaptersFull` for a file of more than
     `room` bytes, of which nothing is read.
@@ -113,7 +106,7 @@ def read_adapter(folder: Path, adaptable: Mapping[str, tuple[int, int]], room: i
             raise BadAdapter(f"{path} has no {PREFIX}{module}{DOWN}, which target_modules of {CONFIG} names")
     if not modules:
         raise BadAdapter(f"{path} has no tensors")
-    return StoredAdapter(digest.hexdigest(), {own[name]: factors for name, factors in modules.items()})
+    return digest.hexdigest(), {own[name]: factors for name, factors in modules.items()}
 
 
 def _in_file(tensors: Iterable[str], adaptable: Iterable[str]) -> dict[str, str]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from math import prod
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from app.gpu.kernels.linear.base import BlockMatrix, Matrix
 from app.gpu.weights.quantized import QuantizedFolder
@@ -23,18 +21,6 @@ class GgufFile(WeightSource):
         self._index = GgufIndex.read(folder)
         super().__init__(tensor_format, self._index.files[0], self._index.tensors)
 
-    def dense(self) -> dict[str, Tensor]:
-        """All tensors, as a checkpoint of Transformers has them, as the format's dtype."""
-        state = dict[str, Tensor]()
-        for name in sorted(self._left):
-            state[name] = torch.from_numpy(self._index.values(name)).to(self._format.dtype)
-        for gate in [name for name in state if re.search(r"experts\.gate_proj(_bias)?$", name)]:  # of gpt-oss
-            both = torch.stack((state.pop(gate), state.pop(gate.replace("gate_proj", "up_proj"))), 2).flatten(1, 2)
-            down = gate.replace("gate_proj", "down_proj")
-            state[gate.replace("gate_proj", "gate_up_proj")] = _turned(both)
-            state[down] = _turned(state[down])
-        return state
-
     def _stored(self, name: str, shape: tuple[int, ...]) -> Matrix:
         stored = self._check_off(name)
         tensor = self._index.tensors[stored]
@@ -49,11 +35,6 @@ class GgufFile(WeightSource):
         matrix = BlockMatrix(tensor.kind, rows, (len(rows), shape[-1]))
         require_finite(name, matrix.scales, self._origin, has="scales")
         return matrix
-
-
-def _turned(experts: Tensor) -> Tensor:
-    """Matrices `[experts, out, in]` with the last two axes turned; biases as they are."""
-    return experts.transpose(1, 2).contiguous() if experts.dim() == 3 else experts
 
 
 def weights_of(
