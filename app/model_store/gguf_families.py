@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from app.model_store.saved import Config
 from app.model_store.tensors import GgufIndex, GgufTensor
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType, ReaderField, ReaderTensor
-    from transformers import PretrainedConfig
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Parameter name to shape, as Transformers has them."""
@@ -256,7 +256,7 @@ def is_read_in_place(model: GgufModel, model_type: str) -> bool:
     )
 
 
-def index_tensors(model: GgufModel, config: PretrainedConfig, shapes: Shapes) -> GgufIndex:
+def index_tensors(model: GgufModel, config: Config, shapes: Shapes) -> GgufIndex:
     """Where the parameters `shapes` of a model of `config` are in the files. Of experts that Transformers keeps in one
     parameter each has its own, as in a checkpoint; those of gpt-oss have gates and others apart.
 

@@ -7,7 +7,6 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -16,12 +15,9 @@ from app.domain.values import NEUTRAL, SamplingDefaults, WeightsDtype
 from app.model_store.gguf import cached_gguf
 from app.model_store.install import BrokenModel
 from app.model_store.pull import CATALOG, download_from_hub, pull_model
-from app.model_store.saved import is_saved, read_config
+from app.model_store.saved import Config, is_saved, read_config
 from app.model_store.shapes import SHAPE_NAMES, shape_config
 from app.model_store.tensors import weight_files
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 _RANDOM = "random:"
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -32,7 +28,7 @@ class ResolvedModel:
     """A model that is ready to load: `folder` holds weights and tokenizer; None: random weights from `seed`."""
 
     name: str
-    config: PretrainedConfig
+    config: Config
     folder: Path | None
     seed: int
     weights_dtype: WeightsDtype = WeightsDtype.CHECKPOINT
@@ -75,7 +71,7 @@ def _find(spec: str, cache_dir: Path) -> tuple[str, Path]:
     )
 
 
-def _read_config(folder: Path) -> PretrainedConfig:
+def _read_config(folder: Path) -> Config:
     if not weight_files(folder):
         raise BrokenModel(f"{folder} holds no .safetensors weights")
     if is_saved(folder):
@@ -86,7 +82,7 @@ def _read_config(folder: Path) -> PretrainedConfig:
         stated, _ = PretrainedConfig.get_config_dict(folder, local_files_only=True)
         if not isinstance(found := stated.get("quantization_config"), dict | None):
             raise ValueError(f"quantization_config must be an object; got {found!r}")
-        config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config: Config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # whatever a library trips over, it is this file that cannot be read
         why = " ".join(str(error).split())
         raise BrokenModel(f"Transformers cannot read config.json in {folder}: {why}", param="model") from error

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from tokenizers import Tokenizer
 
@@ -19,6 +19,9 @@ from app.model_store.install import DAMAGED, BrokenModel
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerFast
+
+Config: TypeAlias = "PretrainedConfig"
+"""A model's configuration in Transformers, which takes a second to import; or a `SavedConfig`, which reads alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ def save(folder: Path) -> None:
     (folder / SAVED).write_text(json.dumps(kept, default=str))
 
 
-def read_config(folder: Path) -> PretrainedConfig:
+def read_config(folder: Path) -> Config:
     """The configuration that was saved. Raises BrokenModel if it cannot be read."""
     found = _read(folder, "config")
     if "model_type" not in found:

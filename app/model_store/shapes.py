@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from app.domain.errors import UnknownModel
-from app.model_store.saved import ModelTokenizer, SavedConfig
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from app.model_store.saved import Config, ModelTokenizer, SavedConfig
 
 BOS_ID, EOS_ID, IM_START_ID, IM_END_ID = 256, 257, 258, 259
 _SPECIAL = ("<bos>", "<eos>", "<|im_start|>", "<|im_end|>")
@@ -153,7 +150,7 @@ _SHAPES: dict[str, dict[str, Any]] = {
 SHAPE_NAMES = tuple(_SHAPES)
 
 
-def shape_config(shape: str) -> PretrainedConfig:
+def shape_config(shape: str) -> Config:
     """The config of `shape`, with all that Djinn's own stacks read of it and the special token ids of the byte
     tokenizer. Transformers' `AutoConfig.for_model` takes its entries.
 
@@ -162,4 +159,4 @@ def shape_config(shape: str) -> PretrainedConfig:
     if shape not in _SHAPES:
         raise UnknownModel(f"no shape {shape!r} for random:SHAPE; there are {', '.join(SHAPE_NAMES)}", param="model")
     entries = {**_SHAPES[shape], "initializer_range": 0.02, "bos_token_id": BOS_ID, "eos_token_id": [EOS_ID, IM_END_ID]}
-    return cast("PretrainedConfig", SavedConfig(**entries))
+    return cast("Config", SavedConfig(**entries))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,9 +18,7 @@ from app.gpu.weights.bundles import ResidentWeights, Weights
 from app.gpu.weights.checkpoint import weights_of
 from app.gpu.weights.source import WeightSource
 from app.model_store.resolve import ResolvedModel
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from app.model_store.saved import Config
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +126,7 @@ def can_be_streamed(model: ResolvedModel) -> bool:
     return is_variant(_text_of(model))
 
 
-def _text_of(model: ResolvedModel) -> PretrainedConfig:
+def _text_of(model: ResolvedModel) -> Config:
     """The config of what is served."""
     return model.config.get_text_config() if model.config.model_type in _WITH_TEXT else model.config
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,9 +13,7 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.points import Point, Points
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.state.layer_state import LayerState, state_bytes
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from app.model_store.saved import Config
 
 T = TypeVar("T")
 
@@ -113,7 +111,7 @@ def with_new_states(stack: LayerStack, batch: Batch) -> Batch:
     return replace(batch, states=torch.zeros((rows, size), dtype=torch.uint8, device=stack.device))
 
 
-def require_fixed_rope(config: PretrainedConfig) -> None:
+def require_fixed_rope(config: Config) -> None:
     """Raise FieldOutOfRange for rotary frequencies that change with the sequence's length.
 
     Sessions of other lengths share the batch, and keys in the KV cache keep the frequency they were written with.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,9 +12,7 @@ from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch
 from app.gpu.kernels.linear.base import Linear, dense_of, split, stack
 from app.gpu.models.elementwise import rms_norm, rotate
 from app.gpu.models.parts import Parts, Writer
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from app.model_store.saved import Config
 
 _EPS = 1e-6
 """Of the norms of latents, whatever the config says of others."""
@@ -63,13 +60,13 @@ class LatentAttention:
         parts.writers[Point.Z] = Writer(self._output, 1.0)
 
     @staticmethod
-    def kv_width(config: PretrainedConfig) -> int:
+    def kv_width(config: Config) -> int:
         """Numbers of a key."""
         width: int = config.qk_rope_head_dim + config.kv_lora_rank
         return width
 
     @staticmethod
-    def points(config: PretrainedConfig) -> dict[Point, PointShape]:
+    def points(config: Config) -> dict[Point, PointShape]:
         """Those inside it."""
         heads = config.num_attention_heads
         queries = PointShape(heads * (config.qk_nope_head_dim + config.qk_rope_head_dim), heads)
@@ -106,7 +103,7 @@ class LatentAttention:
         return linear(x.transpose(0, 1).contiguous(), starts).transpose(0, 1)
 
 
-def _scale(config: PretrainedConfig) -> float:
+def _scale(config: Config) -> float:
     """Of scores, which a longer rotation sharpens (Peng et al., arXiv:2309.00071)."""
     scale, rope = float((config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5), config.rope_parameters
     sharper = rope.get("mscale_all_dim", 0) if rope["rope_type"] != "default" else 0

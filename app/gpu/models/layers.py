@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -20,9 +20,7 @@ from app.gpu.models.parts import Layer, Parts, Writer, attention_points, head_di
 from app.gpu.models.recurrent import Folding
 from app.gpu.models.variants import VARIANTS, read
 from app.gpu.weights.bundles import Weights
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from app.model_store.saved import Config
 
 _FOLDING = "linear_attention", "conv", "hybrid"
 """Types of layers that fold tokens into a state; a hybrid one attends beside that."""
@@ -32,7 +30,7 @@ Tables = Mapping[str | None, Tensor]
 """By the type of a layer, or one under None for layers of all types."""
 
 
-def rotary_tables(config: PretrainedConfig, positions: int, weights: Weights) -> Tables:
+def rotary_tables(config: Config, positions: int, weights: Weights) -> Tables:
     """Cosines, then sines, of half of what is rotated of a head, `[positions, rotated]`, for rotary position embedding
     (Su et al., arXiv:2104.09864) with Transformers' own frequencies and scaling. Raises as `require_fixed_rope`.
     """
@@ -50,9 +48,7 @@ def rotary_tables(config: PretrainedConfig, positions: int, weights: Weights) ->
     return tables
 
 
-def _frequencies(
-    config: PretrainedConfig, layer_type: str | None, parameters: Mapping[str, Any]
-) -> tuple[Tensor, float]:
+def _frequencies(config: Config, layer_type: str | None, parameters: Mapping[str, Any]) -> tuple[Tensor, float]:
     """Those of a type of layers, and what their cosines and sines are multiplied by."""
     if parameters["rope_type"] != "default":
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -68,7 +64,7 @@ def _frequencies(
     return 1.0 / (parameters["rope_theta"] ** exponents), 1.0
 
 
-def _rotates_in_part(config: PretrainedConfig) -> bool:
+def _rotates_in_part(config: Config) -> bool:
     return "partial_rotary_factor" in VARIANTS[config.model_type].reads
 
 
@@ -270,7 +266,7 @@ def _feed_forward(parts: Parts, name: str, index: int) -> Layer:
     return made
 
 
-def points_inside(config: PretrainedConfig, index: int) -> Mapping[Point, PointShape]:
+def points_inside(config: Config, index: int) -> Mapping[Point, PointShape]:
     """Those inside a layer that it gives to `Batch.taps`. One that takes the residual stream as it is has no `attn_in`
     or `mlp_in` beside it.
     """
@@ -299,7 +295,7 @@ def points_inside(config: PretrainedConfig, index: int) -> Mapping[Point, PointS
     return {point: shape for point, shape in inside.items() if point not in lacking}
 
 
-def _spec(config: PretrainedConfig, index: int, head_dim: int) -> AttentionSpec:
+def _spec(config: Config, index: int, head_dim: int) -> AttentionSpec:
     scale = read(config, "attention_multiplier", read(config, "query_pre_attn_scalar", head_dim) ** -0.5)
     scale = scale * read(config, "key_multiplier", 1.0) if read(config, "scale_attn_weights", True) else 1.0
     scale /= index + 1 if read(config, "scale_attn_by_inverse_layer_idx", False) else 1
@@ -328,50 +324,50 @@ def _take_norm(parts: Parts, name: str, width: int) -> Tensor:
     return weight.float() + 1 if VARIANTS[parts.config.model_type].one_more else weight
 
 
-def _layer_type(config: PretrainedConfig, index: int) -> str | None:
+def _layer_type(config: Config, index: int) -> str | None:
     """As the config names it, if its family reads that."""
     kinds: Sequence[str] | None = read(config, "layer_types")
     return None if kinds is None else kinds[index]
 
 
-def _eps(config: PretrainedConfig) -> float:
+def _eps(config: Config) -> float:
     """That of norms."""
     eps: float = getattr(config, VARIANTS[config.model_type].eps)
     return eps
 
 
-def window_of(config: PretrainedConfig, index: int) -> int | None:
+def window_of(config: Config, index: int) -> int | None:
     """How many keys a query of the layer sees; None: all."""
     in_layer = _layer_type(config, index) == "sliding_attention"
     window: int | None = config.sliding_window if in_layer else read(config, "sliding_window")
     return window
 
 
-def _folding(config: PretrainedConfig, index: int) -> type[Folding] | None:
+def _folding(config: Config, index: int) -> type[Folding] | None:
     """What mixes tokens in the layer, unless it attends."""
     return VARIANTS[config.model_type].folding if _layer_type(config, index) in _FOLDING else None
 
 
-def attends(config: PretrainedConfig, index: int) -> bool:
+def attends(config: Config, index: int) -> bool:
     """Whether the layer does."""
     kind = _layer_type(config, index)
     return kind not in _MIX_NOTHING and (kind == "hybrid" or _folding(config, index) is None)
 
 
-def folded_bytes(config: PretrainedConfig, index: int, dtype: torch.dtype) -> int:
+def folded_bytes(config: Config, index: int, dtype: torch.dtype) -> int:
     """Bytes of the state that the layer folds tokens into; 0: it attends."""
     folding = _folding(config, index)
     return 0 if folding is None else folding.state_bytes(config, dtype)
 
 
-def kv_shape(config: PretrainedConfig) -> tuple[int, int]:
+def kv_shape(config: Config) -> tuple[int, int]:
     """Heads of keys and values that are kept of a token in each layer, and numbers of each."""
     if VARIANTS[config.model_type].latents:
         return 1, LatentAttention.kv_width(config)
     return kv_heads_of(config), head_dim_of(config)
 
 
-def activation_name(config: PretrainedConfig) -> str:
+def activation_name(config: Config) -> str:
     """The MLP's."""
     fields = "hidden_activation", "mlp_hidden_act", "activation_function"
     known = [each for each in fields if each in VARIANTS[config.model_type].reads]
@@ -379,7 +375,7 @@ def activation_name(config: PretrainedConfig) -> str:
     return name
 
 
-def divided(config: PretrainedConfig) -> Sequence[int]:
+def divided(config: Config) -> Sequence[int]:
     """What the number of ranks must divide, at the least the KV heads; empty if layers cannot be cut."""
     variant = VARIANTS[config.model_type]
     if variant.wide_qk_norm or variant.folding is not None or variant.latents:
@@ -391,7 +387,7 @@ def divided(config: PretrainedConfig) -> Sequence[int]:
     return config.num_attention_heads, kv_heads_of(config), *(widths - {0})
 
 
-def embedding_scale(config: PretrainedConfig, dtype: torch.dtype) -> float:
+def embedding_scale(config: Config, dtype: torch.dtype) -> float:
     """What embeddings are multiplied by, as Transformers has it: in the type of the computation where it is a root."""
     if VARIANTS[config.model_type].root_of_hidden:
         return torch.tensor(config.hidden_size**0.5, dtype=dtype).item()

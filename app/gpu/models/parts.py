@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,9 +17,7 @@ from app.gpu.kernels.linear.base import Linear, Matrix, Shard, Weight, dense_of,
 from app.gpu.models.adapters import Sites
 from app.gpu.weights.bundles import Bundle
 from app.gpu.weights.source import WeightSource
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from app.model_store.saved import Config
 
 Layer = Callable[[Tensor, Batch, Tensor], Tensor]
 """`LayerStack.layer` of one layer: of a residual stream, a batch and the layer's part of the pool."""
@@ -41,7 +39,7 @@ class Writer(NamedTuple):
 class Parts:
     """Takes from a checkpoint what one bundle is made of: of each matrix the share of a shard."""
 
-    config: PretrainedConfig
+    config: Config
     source: WeightSource
     shard: Shard
     device: torch.device
@@ -110,13 +108,13 @@ def attention_points(heads: int, kv_heads: int, head_dim: int) -> dict[Point, Po
     return found | dict.fromkeys((Point.K, Point.K_ROT, Point.V), keys) | {Point.PATTERN: PointShape(heads, heads)}
 
 
-def kv_heads_of(config: PretrainedConfig) -> int:
+def kv_heads_of(config: Config) -> int:
     """Those that attention has; 1 of a model without any."""
     heads: int = getattr(config, "num_key_value_heads", getattr(config, "num_attention_heads", 1))
     return heads
 
 
-def head_dim_of(config: PretrainedConfig) -> int:
+def head_dim_of(config: Config) -> int:
     """The width of an attention head."""
     own: int | None = getattr(config, "head_dim", None)
     return own or config.hidden_size // config.num_attention_heads

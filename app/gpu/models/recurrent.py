@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,9 +17,7 @@ from app.gpu.kernels.linear.base import Weight
 from app.gpu.models.elementwise import multiply, rms_norm, rounded
 from app.gpu.models.parts import Parts
 from app.gpu.state.layer_state import aligned
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from app.model_store.saved import Config
 
 Kept = tuple[Convolution] | tuple[Convolution, Recurrence]
 """What a layer keeps of a sequence, in this order."""
@@ -34,7 +32,7 @@ class Folding(ABC):
 
     @staticmethod
     @abstractmethod
-    def kept(config: PretrainedConfig, dtype: torch.dtype, first: int) -> Kept:
+    def kept(config: Config, dtype: torch.dtype, first: int) -> Kept:
         """What a layer that computes in `dtype` keeps of a sequence from byte `first` on. Raises FieldOutOfRange for
         numbers of heads that make no sense.
         """
@@ -44,13 +42,13 @@ class Folding(ABC):
         """What the layer makes of `normed` and of `states` `[rows, bytes]`, which are replaced."""
 
     @classmethod
-    def state_bytes(cls, config: PretrainedConfig, dtype: torch.dtype) -> int:
+    def state_bytes(cls, config: Config, dtype: torch.dtype) -> int:
         """Of a row's state in one layer that computes in `dtype`. Raises as `kept`."""
         last = cls.kept(config, dtype, 0)[-1]
         return last.first + last.numbers * (torch.float32 if isinstance(last, Recurrence) else dtype).itemsize
 
     @classmethod
-    def state_numbers(cls, config: PretrainedConfig) -> int:
+    def state_numbers(cls, config: Config) -> int:
         """How many numbers that is: inputs of the convolution, then matrices."""
         return sum(each.numbers for each in cls.kept(config, torch.float32, 0))
 
@@ -93,7 +91,7 @@ class ShortConvolution(Folding):
         self._output = parts.summed(f"{module}.out_proj", hidden, hidden, bias=config.conv_bias)
 
     @staticmethod
-    def kept(config: PretrainedConfig, dtype: torch.dtype, first: int) -> tuple[Convolution]:
+    def kept(config: Config, dtype: torch.dtype, first: int) -> tuple[Convolution]:
         return (Convolution(config.hidden_size, config.conv_L_cache, first, silu=False),)
 
     def _fold(self, normed: Tensor, batch: Batch, states: Tensor) -> Tensor:
@@ -144,7 +142,7 @@ class GatedDeltaNet(Folding):
         self._output = parts.summed(f"{module}.out_proj", hidden, heads * values, bias=False)
 
     @staticmethod
-    def kept(config: PretrainedConfig, dtype: torch.dtype, first: int) -> tuple[Convolution, Recurrence]:
+    def kept(config: Config, dtype: torch.dtype, first: int) -> tuple[Convolution, Recurrence]:
         heads, key_heads = config.linear_num_value_heads, config.linear_num_key_heads
         if heads % key_heads:
             raise FieldOutOfRange(
@@ -209,7 +207,7 @@ READ = {name for fields in (_Fields(), *_FIELDS.values()) for name in fields[:-1
 """Fields that `Mamba2` reads of a family that has them."""
 
 
-def _fields(config: PretrainedConfig) -> _Fields:
+def _fields(config: Config) -> _Fields:
     return _FIELDS.get(config.model_type, _Fields())
 
 
@@ -239,7 +237,7 @@ class Mamba2(Folding):
         self._output = parts.summed(f"{module}.out_proj", hidden, self._width, bias=leaves)
 
     @staticmethod
-    def kept(config: PretrainedConfig, dtype: torch.dtype, first: int) -> tuple[Convolution, Recurrence]:
+    def kept(config: Config, dtype: torch.dtype, first: int) -> tuple[Convolution, Recurrence]:
         names = _fields(config)
         heads, groups, keys, values, taps = (getattr(config, name) for name in names[:5])
         if heads % groups:
@@ -260,7 +258,7 @@ class Mamba2(Folding):
         return self._output(rounded(read, normed.dtype))
 
 
-def _scales(config: PretrainedConfig, shape: Recurrence) -> Tensor | None:
+def _scales(config: Config, shape: Recurrence) -> Tensor | None:
     """What Falcon-H1 multiplies gates, values, keys, queries and steps by, in one vector; None: all by 1."""
     factors = [each * getattr(config, "ssm_in_multiplier", 1.0) for each in getattr(config, "ssm_multipliers", [1.0])]
     if set(factors) == {1.0}:

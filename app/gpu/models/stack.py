@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,9 +39,7 @@ from app.gpu.models.variants import VARIANTS, read
 from app.gpu.state.layer_state import FoldState, LayerState, attention_state, state_bytes
 from app.gpu.weights.bundles import ResidentWeights, Weights
 from app.gpu.weights.source import WeightSource, take_output_weight
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from app.model_store.saved import Config
 
 _TILE = 64
 """A chunk has a multiple of this many rows: whole tiles of a library's products."""
@@ -52,7 +50,7 @@ class OwnStack:
 
     def __init__(
         self,
-        config: PretrainedConfig,
+        config: Config,
         source: WeightSource,
         attention: Attention,
         max_model_len: int,
@@ -100,7 +98,7 @@ class OwnStack:
         self._logit_cap: float | None = read(config, "final_logit_softcapping")
         self.parameter_bytes = source.nbytes
 
-    def _state(self, config: PretrainedConfig, index: int) -> LayerState:
+    def _state(self, config: Config, index: int) -> LayerState:
         folded, attention = folded_bytes(config, index, self.dtype), None
         if attends(config, index):
             attention = attention_state(self.kv_heads, self.head_dim, window_of(config, index))
@@ -179,7 +177,7 @@ class OwnStack:
             return made[:-1] * scale
 
 
-def _unused(config: PretrainedConfig) -> re.Pattern[str]:
+def _unused(config: Config) -> re.Pattern[str]:
     """Tensors of checkpoints that nothing needs: frequencies and masks in old ones, and what predicts a second token:
     layers behind the last one, or others.
     """
@@ -189,7 +187,7 @@ def _unused(config: PretrainedConfig) -> re.Pattern[str]:
     return re.compile("|".join((*known, *(rf"^model\.layers\.{index}\." for index in more))))
 
 
-def points_of(config: PretrainedConfig) -> Points:
+def points_of(config: Config) -> Points:
     """All that a model of the family has."""
     layers = config.num_hidden_layers
     inside = [points_inside(config, index) for index in range(layers)]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from app.gpu.models.feed_forward import PROJECTIONS, Mixture, Projections
 from app.gpu.models.recurrent import READ, Folding, GatedDeltaNet, GroupedDeltaNet, Mamba2, ShortConvolution
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from app.model_store.saved import Config
 
 Norms = tuple[str | None, str | None, str | None, str | None]
 """Names of the norms before and after attention, and before and after the feed-forward."""
@@ -60,7 +58,7 @@ class Variant:
     mlp: str = "mlp"
     projections: Projections = PROJECTIONS
     """What the MLP and its matrices are called."""
-    width: Callable[[PretrainedConfig], int] = lambda config: config.intermediate_size
+    width: Callable[[Config], int] = lambda config: config.intermediate_size
     """The MLP's."""
     eps: str = "rms_norm_eps"
     """The field of the config with that of norms."""
@@ -83,51 +81,51 @@ class Variant:
     """What mixes tokens in layers that do not attend."""
     root_of_hidden: bool = False
     """Whether embeddings are multiplied by the root of the hidden size."""
-    experts: Callable[[PretrainedConfig, int], Mixture | None] = lambda config, index: None
+    experts: Callable[[Config, int], Mixture | None] = lambda config, index: None
     """Those of a layer, by its number; None: it has one MLP."""
 
 
-def _mixtral(config: PretrainedConfig, _index: int) -> Mixture:
+def _mixtral(config: Config, _index: int) -> Mixture:
     count, width = config.num_local_experts, config.intermediate_size
     return Mixture(count, config.num_experts_per_tok, width, module="block_sparse_moe", projections=_NUMBERED)
 
 
-def _minimax_m2(config: PretrainedConfig, index: int) -> Mixture:
+def _minimax_m2(config: Config, index: int) -> Mixture:
     return replace(_mixtral(config, index), sigmoid=True, correction="e_score_correction_bias")
 
 
-def _olmoe(config: PretrainedConfig, _index: int) -> Mixture:
+def _olmoe(config: Config, _index: int) -> Mixture:
     count, width = config.num_experts, config.intermediate_size
     return Mixture(count, config.num_experts_per_tok, width, renormalized=config.norm_topk_prob)
 
 
-def _qwen3_moe(config: PretrainedConfig, index: int) -> Mixture | None:
+def _qwen3_moe(config: Config, index: int) -> Mixture | None:
     if index in config.mlp_only_layers or config.num_experts == 0 or (index + 1) % config.decoder_sparse_step:
         return None
     return replace(_olmoe(config, index), width=config.moe_intermediate_size)
 
 
-def _qwen2_moe(config: PretrainedConfig, index: int) -> Mixture | None:
+def _qwen2_moe(config: Config, index: int) -> Mixture | None:
     mixture, width = _qwen3_moe(config, index), config.shared_expert_intermediate_size
     return mixture and replace(mixture, shared="mlp.shared_expert", shared_width=width, shared_gate=_SHARED_GATE)
 
 
-def _qwen3_5_moe(config: PretrainedConfig, _index: int) -> Mixture:
+def _qwen3_5_moe(config: Config, _index: int) -> Mixture:
     mixture = Mixture(config.num_experts, config.num_experts_per_tok, config.moe_intermediate_size)
     width = config.shared_expert_intermediate_size
     return replace(mixture, shared="mlp.shared_expert", shared_width=width, shared_gate=_SHARED_GATE)
 
 
-def _gpt_oss(config: PretrainedConfig, _index: int) -> Mixture:
+def _gpt_oss(config: Config, _index: int) -> Mixture:
     mixture = Mixture(config.num_local_experts, config.num_experts_per_tok, config.intermediate_size, router="router")
     return replace(mixture, router_bias=True, turned=True, clamp=(config.swiglu_alpha, config.swiglu_limit))
 
 
-def _deepseek(config: PretrainedConfig, index: int) -> Mixture | None:
+def _deepseek(config: Config, index: int) -> Mixture | None:
     return None if index < config.first_k_dense_replace else _moe_of_deepseek(config)
 
 
-def _moe_of_deepseek(config: PretrainedConfig) -> Mixture:
+def _moe_of_deepseek(config: Config) -> Mixture:
     shared = config.n_shared_experts or 0
     return Mixture(
         config.n_routed_experts,
@@ -144,16 +142,16 @@ def _moe_of_deepseek(config: PretrainedConfig) -> Mixture:
     )
 
 
-def _deepseek_v2(config: PretrainedConfig, index: int) -> Mixture | None:
+def _deepseek_v2(config: Config, index: int) -> Mixture | None:
     mixture = _deepseek(config, index)
     return mixture and replace(mixture, sigmoid=False, correction=None, renormalized=False, groups=1, top_groups=1)
 
 
-def _glm4_lite(config: PretrainedConfig, index: int) -> Mixture | None:
+def _glm4_lite(config: Config, index: int) -> Mixture | None:
     return _moe_of_deepseek(config) if config.mlp_layer_types[index] == "sparse" else None
 
 
-def _lfm2_moe(config: PretrainedConfig, index: int) -> Mixture | None:
+def _lfm2_moe(config: Config, index: int) -> Mixture | None:
     if index < config.num_dense_layers:
         return None
     return Mixture(
@@ -169,7 +167,7 @@ def _lfm2_moe(config: PretrainedConfig, index: int) -> Mixture | None:
     )
 
 
-def _granite_hybrid(config: PretrainedConfig, _index: int) -> Mixture | None:
+def _granite_hybrid(config: Config, _index: int) -> Mixture | None:
     if not config.num_local_experts:
         return None
     return Mixture(
@@ -185,7 +183,7 @@ def _granite_hybrid(config: PretrainedConfig, _index: int) -> Mixture | None:
     )
 
 
-def _nemotron(config: PretrainedConfig, index: int) -> Mixture | None:
+def _nemotron(config: Config, index: int) -> Mixture | None:
     if config.layer_types[index] != "moe":
         return None
     return replace(
@@ -213,7 +211,7 @@ _HYBRID = Variant(
 )
 
 
-def _lfm2_width(config: PretrainedConfig) -> int:
+def _lfm2_width(config: Config) -> int:
     """As Transformers computes it."""
     width: int = config.intermediate_size
     if config.block_auto_adjust_ff_dim:
@@ -379,7 +377,7 @@ _WITHOUT_EFFECT = {
 """Those that matter in training or to tokens alone, or of which the config has made others."""
 
 
-def unread(config: PretrainedConfig) -> list[str]:
+def unread(config: Config) -> list[str]:
     """Fields that Transformers declares for the family, that are not at their default, and that no layer of ours reads.
     Those that it does not declare, its modules do not read either.
     """
@@ -398,12 +396,12 @@ def _fixed(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def read(config: PretrainedConfig, name: str, default: Any = None) -> Any:
+def read(config: Config, name: str, default: Any = None) -> Any:
     """A field of the config, or `default` if its family does not read it."""
     return getattr(config, name) if name in VARIANTS[config.model_type].reads else default
 
 
-def is_variant(config: PretrainedConfig) -> bool:
+def is_variant(config: Config) -> bool:
     """Whether the model's layers are such. Transformers' modules run those that clip what they project, fold with
     another activation than SiLU, norm what they read before it is gated, scale an input beside a bias, or have a field
     that is `unread`. They refuse those that see what comes later.
@@ -417,7 +415,7 @@ def is_variant(config: PretrainedConfig) -> bool:
     return not unread(config) and folds_alike and not other
 
 
-def has_turned_matrices(config: PretrainedConfig) -> bool:
+def has_turned_matrices(config: Config) -> bool:
     """Whether matrices of layers, or experts' alone, are stored with their inputs as rows."""
     variant = VARIANTS[config.model_type]
     mixture = variant.experts(config, 0) if is_variant(config) else None

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,10 +19,8 @@ from app.gpu.kernels.linear.base import BlockMatrix, Matrix, dense_of, stored_ro
 from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, quantize, require_inputs
 from app.gpu.kernels.linear.groups import Grouped
 from app.model_store.install import BrokenModel
+from app.model_store.saved import Config
 from app.model_store.tensors import INDEX, SINGLE, shard_of_tensors
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """By the names that safetensors and GGUF give them. Safetensors matrices of any other type become float32."""
@@ -173,7 +171,7 @@ class WeightSource(ABC):
 class RandomWeights(WeightSource):
     """Normal matrices and biases, norms of one. A tensor depends on the seed and its name only, not on the order."""
 
-    def __init__(self, seed: int, config: PretrainedConfig, tensor_format: TensorFormat) -> None:
+    def __init__(self, seed: int, config: Config, tensor_format: TensorFormat) -> None:
         super().__init__(tensor_format, None, ())
         self._seed = seed
         self._std: float = getattr(config, "initializer_range", 0.02)
@@ -250,7 +248,7 @@ class SafetensorsFolder(WeightSource):
         return self._files[file]
 
 
-def take_output_weight(source: WeightSource, config: PretrainedConfig, embedding: Matrix) -> Matrix:
+def take_output_weight(source: WeightSource, config: Config, embedding: Matrix) -> Matrix:
     """`lm_head.weight` `[vocab, hidden]`; as in Transformers, the embedding where they are tied and none is stored."""
     if config.tie_word_embeddings and not source.holds("lm_head.weight"):
         return embedding
