@@ -40,15 +40,6 @@ def shard_of_tensors(folder: Path) -> dict[str, str] | None:
     return listed
 
 
-def shard_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder; none if it has no weights. Raises BrokenModel."""
-    listed = shard_of_tensors(folder)
-    if listed is not None:
-        return [folder / file for file in sorted(set(listed.values()))]
-    single = folder / SINGLE
-    return [single] if single.exists() else []
-
-
 GGUF_INDEX = "gguf.json"
 
 
@@ -165,7 +156,12 @@ def is_indexed(folder: Path) -> bool:
 
 def weight_files(folder: Path) -> list[Path]:
     """The files that hold the weights of a model's folder; none if it has no weights. Raises BrokenModel."""
-    return list(GgufIndex.read(folder).files) if is_indexed(folder) else shard_files(folder)
+    if is_indexed(folder):
+        return list(GgufIndex.read(folder).files)
+    listed = shard_of_tensors(folder)
+    if listed is not None:
+        return [folder / file for file in sorted(set(listed.values()))]
+    return [folder / SINGLE] if (folder / SINGLE).exists() else []
 
 
 def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -152,7 +152,8 @@ class Experts:
         self._require(mixture)
         self._mixture, self._total = mixture, parts.shard.total
         neurons = neurons_of(activation, mixture.projections)
-        self._multiply = neurons if mixture.clamp is None else _clamped(*mixture.clamp)
+        clamp = mixture.clamp
+        self._multiply = neurons if clamp is None else lambda gate_up: clamped_swiglu(gate_up, *clamp)
         self._on = _kernels_of(parts.device)
         module = f"{name}.{mixture.module}"
         self._router = parts.bundle.linear(*self._take_router(parts, f"{module}.{mixture.router}", module))
@@ -293,7 +294,3 @@ def _take_turned_biases(parts: Parts, module: str, mixture: Mixture) -> tuple[Te
     return share.reshape(count, -1), shard.once(
         parts.source.take(f"{module}.experts.down_proj_bias", (count, parts.config.hidden_size))
     )
-
-
-def _clamped(alpha: float, limit: float) -> Elementwise:
-    return lambda gate_up: clamped_swiglu(gate_up, alpha, limit)

@@ -58,14 +58,11 @@ def _frequencies(config: Config, layer_type: str | None, parameters: Mapping[str
             said = f"config.json: rope_type {parameters['rope_type']!r} is not known; known are default, {known}"
             raise FieldOutOfRange(said, param="model")
         return ROPE_INIT_FUNCTIONS[parameters["rope_type"]](cast("Any", config), layer_type=layer_type)
-    partial = parameters.get("partial_rotary_factor", 1.0) if _rotates_in_part(config) else 1.0
+    partial = parameters.get("partial_rotary_factor", 1.0)
+    partial = partial if "partial_rotary_factor" in VARIANTS[config.model_type].reads else 1.0
     width = int(head_dim_of(config) * partial)
     exponents = torch.arange(0, width, 2, dtype=torch.float) / width
     return 1.0 / (parameters["rope_theta"] ** exponents), 1.0
-
-
-def _rotates_in_part(config: Config) -> bool:
-    return "partial_rotary_factor" in VARIANTS[config.model_type].reads
 
 
 class SelfAttention:
