@@ -117,7 +117,7 @@ class _ShowVersion(argparse._VersionAction):
     """Tells more than a version, on lines that are not wrapped, and only if it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_given: object) -> None:
-        from app.doctor.installation import describe_installation
+        from app.doctor.host import describe_installation
 
         print(describe_installation(Settings()))
         parser.exit()

@@ -1,4 +1,4 @@
-"""The machine around the device: memory, locked memory, NUMA nodes, the disk, versions."""
+"""The machine around the device: memory, locked memory, NUMA nodes, the disk, versions, and what is installed."""
 
 import os
 import platform
@@ -10,10 +10,13 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from app.doctor.device import choose_device
 from app.doctor.findings import Finding, error, ok, warning
-from app.doctor.probe import GPU
+from app.doctor.probe import GPU, MachineProbe, newest_cuda
+from app.domain.values import AUTO_DTYPES
 from app.machine.files import GIB, file_system, is_of_network, parse_list, read, read_field, size
 from app.machine.memory import HostMemory
+from app.settings import Settings
 
 DEVICE = "device_memory"
 HOST = "host_memory"
@@ -292,3 +295,23 @@ def _check(name: str, package: Package, note: str, device: str) -> Finding:
     if package.required and not Requirement(name + package.required).specifier.contains(package.installed, True):
         return error(name, f"{summary}; needed is {package.required}", f"pip install '{name}{package.required}'")
     return ok(name, summary)
+
+
+def describe_installation(settings: Settings) -> str:
+    """What `djinn --version` says: a line with Djinn's version, and one for each of the other facts.
+
+    Raises `FieldOutOfRange` if the settings ask for something that is no device.
+    """
+    versions = read_versions()
+    # PyTorch, which counts GPUs, takes seconds to load, and finds none where there is no driver.
+    counts = settings.device == "auto" and newest_cuda() is not None
+    device = choose_device(settings.device, MachineProbe().build().gpu_count if counts else 0)
+    facts = {
+        "djinn": versions.djinn,
+        "models": settings.cache_dir.expanduser(),
+        "device": device,
+        "dtype": AUTO_DTYPES[device.partition(":")[0]] if settings.dtype == "auto" else settings.dtype,
+        "python": versions.python,
+        TORCH: versions.packages[TORCH].installed,
+    }
+    return "\n".join(f"{name} {fact}" for name, fact in facts.items())

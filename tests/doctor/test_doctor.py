@@ -15,10 +15,10 @@ import torch
 from jsonschema import Draft202012Validator
 
 from app.cli import main
-from app.doctor import installation, probe
+from app.doctor import host, probe
 from app.doctor.examination import Report, examine, judge
 from app.doctor.findings import Status
-from app.doctor.installation import describe_installation
+from app.doctor.host import describe_installation
 from app.doctor.probe import TorchBuild
 from app.settings import Settings
 from tests.doctor.conftest import CPU_TORCH, CUDA_TORCH, H100, FakeProbe, Kernel, copies, healthy_facts
@@ -173,7 +173,7 @@ def test_an_error_ends_with_1_and_says_what_to_do_and_what_is_no_device_with_2(
 
 def test_the_version_is_told_with_what_would_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     build = TorchBuild("2.13.0+cu130", "13.0", ("sm_90",), 2, None)
-    monkeypatch.setattr(installation, "newest_cuda", lambda: "13.0")
+    monkeypatch.setattr(host, "newest_cuda", lambda: "13.0")
     monkeypatch.setattr(probe.MachineProbe, "build", lambda self: build)
     for settings, device, dtype in (
         (Settings(), "cuda:0", "bfloat16"),
@@ -186,10 +186,10 @@ def test_the_version_is_told_with_what_would_serve(monkeypatch: pytest.MonkeyPat
 
 WITHOUT_TORCH = """
 import sys
-from app.doctor import installation
+from app.doctor import host
 from app.settings import Settings
-installation.newest_cuda = lambda: None
-print(installation.describe_installation(Settings()))
+host.newest_cuda = lambda: None
+print(host.describe_installation(Settings()))
 sys.exit("torch" in sys.modules)
 """
 
