@@ -160,9 +160,8 @@ class Experts:
         self._correction = None
         if mixture.correction is not None:
             self._correction = parts.hold(f"{module}.{mixture.correction}", mixture.experts)
-        turned = mixture.turned
-        gate_up, down = (_take_turned if turned else _take_experts)(parts, module, mixture)
-        gate_up_bias, down_bias = _take_turned_biases(parts, module, mixture) if turned else (None, None)
+        gate_up, down = _take_experts(parts, module, mixture)
+        gate_up_bias, down_bias = _take_turned_biases(parts, module, mixture) if mixture.turned else (None, None)
         self._gate_up = parts.bundle.linear(gate_up, gate_up_bias, mixture.experts)
         self._down = parts.bundle.linear(down, down_bias, mixture.experts)
         self._shared: Elementwise | None = None
@@ -244,43 +243,31 @@ def _kernels_of(device: torch.device) -> Any:
 
 def _take_experts(parts: Parts, module: str, mixture: Mixture) -> tuple[Matrix, Matrix]:
     """Gate and up of all experts, `[experts * 2 * width, hidden]`, and down, `[experts * hidden, width]`: of each the
-    shard's share. Checkpoints have them one by one, or all in one tensor.
+    shard's share. Checkpoints have them one by one, or all in one tensor; a GGUF file of a mixture that is `turned`,
+    all experts' gates in one, and so on.
     """
     count, width, hidden = mixture.experts, mixture.width, parts.config.hidden_size
     gate, up, down = mixture.projections
     inputs = [each for each in (gate, up) if each is not None]
-    take, shard, first, second = parts.source.take_matrix, parts.shard, list[Matrix](), list[Matrix]()
-    both, back = (f"{module}.{each}" for each in mixture.merged)
-    if parts.source.holds(both):
+    take, holds = parts.source.take_matrix, parts.source.holds
+    (both, back), experts = (f"{module}.{each}" for each in mixture.merged), f"{module}.experts"
+    first, second = list[Matrix](), list[Matrix]()
+    if mixture.turned and holds(f"{experts}.{up}"):
+        kinds = [split(take(f"{experts}.{each}", (count, width, hidden)), width) for each in inputs]
+        first = [each for of_one in zip(*kinds, strict=True) for each in of_one]
+        second = split(take(f"{experts}.{down}", (count, hidden, width)), hidden)
+    elif mixture.turned:
+        gate_up = dense_of(take(both, (count, hidden, 2 * width))).view(count, hidden, width, 2)
+        first = list(gate_up.permute(0, 3, 2, 1).reshape(-1, width, hidden))
+        second = list(dense_of(take(back, (count, width, hidden))).view(count, width, hidden).mT.contiguous())
+    elif holds(both):
         first = split(take(both, (count, len(inputs) * width, hidden)), width)
         second = split(take(back, (count, hidden, width)), hidden)
     else:
         for expert in range(count):
-            name = f"{module}.experts.{expert}"
-            first += [take(f"{name}.{each}.weight", (width, hidden)) for each in inputs]
-            second.append(take(f"{name}.{down}.weight", (hidden, width)))
-    return stack([shard.rows(each) for each in first]), stack([shard.columns(each) for each in second])
-
-
-def _take_turned(parts: Parts, module: str, mixture: Mixture) -> tuple[Matrix, Matrix]:
-    """The same of a mixture that is `turned`. A GGUF file has it as any other, all experts' gates in one tensor."""
-    count, width, hidden = mixture.experts, mixture.width, parts.config.hidden_size
-    if parts.source.holds(f"{module}.experts.gate_proj"):
-        take, shard = parts.source.take_matrix, parts.shard
-        gates, ups = (
-            split(take(f"{module}.experts.{each}_proj", (count, width, hidden)), width) for each in ("gate", "up")
-        )
-        downs = split(take(f"{module}.experts.down_proj", (count, hidden, width)), hidden)
-        both = [shard.rows(each) for pair in zip(gates, ups, strict=True) for each in pair]
-        return stack(both), stack([shard.columns(each) for each in downs])
-    gate_up = dense_of(parts.source.take_matrix(f"{module}.experts.gate_up_proj", (count, hidden, 2 * width)))
-    down = dense_of(parts.source.take_matrix(f"{module}.experts.down_proj", (count, width, hidden)))
-    first = gate_up.view(count, hidden, width, 2).permute(0, 3, 2, 1).reshape(-1, width, hidden)
-    second = down.view(count, width, hidden).transpose(1, 2)
-    return (
-        stack([parts.shard.rows(each) for each in first]),
-        stack([parts.shard.columns(each.contiguous()) for each in second]),
-    )
+            first += [take(f"{experts}.{expert}.{each}.weight", (width, hidden)) for each in inputs]
+            second.append(take(f"{experts}.{expert}.{down}.weight", (hidden, width)))
+    return stack([parts.shard.rows(each) for each in first]), stack([parts.shard.columns(each) for each in second])
 
 
 def _take_turned_biases(parts: Parts, module: str, mixture: Mixture) -> tuple[Tensor, Tensor | None]:
