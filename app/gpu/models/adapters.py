@@ -70,9 +70,8 @@ class Sites:
         self.rows: Sequence[tuple[Additions, Rows]] = ()
         self.shapes: dict[str, tuple[int, int]] = {}
         """Of the matrix of each module, `[out, in]`."""
-        self._places: dict[str, tuple[int, int]] = {}
-        """The number of each module's layer, and where in its results those of the module begin."""
-        self._orders: dict[str, Tensor | None] = {}
+        self._places: dict[str, tuple[int, int, Tensor | None]] = {}
+        """The number of each module's layer, where in its results those of the module begin, and their order."""
         self._layers = 0
 
     def adapted(
@@ -91,23 +90,21 @@ class Sites:
         begin, number = 0, self._layers
         self._layers += 1
         for name, outputs in modules.items():
-            self.shapes[name], self._places[name] = (outputs, inputs), (number, begin)
-            self._orders[name] = orders.get(name)
+            self.shapes[name], self._places[name] = (outputs, inputs), (number, begin, orders.get(name))
             begin += outputs
         return _Adapted(linear, self, number)
 
     def additions(self, modules: Mapping[str, Factors], make: MakeLinear, device: torch.device) -> dict[int, Addition]:
         """What an adapter of these modules adds, by layer."""
         of_layer = dict[int, list[str]]()
-        for name in sorted(modules, key=self._places.__getitem__):
+        for name in sorted(modules, key=lambda name: self._places[name][:2]):
             of_layer.setdefault(self._places[name][0], []).append(name)
         found = dict[int, Addition]()
         for number, names in of_layer.items():
             ups, low = list[tuple[Linear, slice, slice, float]](), 0
             for name in names:
-                factors, begin = modules[name], self._places[name][1]
+                factors, (_, begin, order) = modules[name], self._places[name]
                 taken, given = slice(low, low + factors.rank), slice(begin, begin + self.shapes[name][0])
-                order = self._orders[name]
                 up = factors.up if order is None else factors.up[order]
                 ups.append((make(up.to(device), None), taken, given, factors.scale))
                 low += factors.rank

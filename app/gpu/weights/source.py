@@ -40,10 +40,6 @@ _KINDS = {WeightsDtype.INT8: INT8, WeightsDtype.FLOAT8: FLOAT8}
 """Of blocks."""
 
 
-def _is_grouped(matrix: Matrix) -> bool:
-    return isinstance(matrix, BlockMatrix) and isinstance(matrix.kind, Grouped)
-
-
 @dataclass(frozen=True, slots=True)
 class TensorFormat:
     """Tensors are for computation in `dtype` on `device`; `matrices` is for those that need not be in `dtype`."""
@@ -74,7 +70,8 @@ class TensorFormat:
 
     def matrix(self, name: str, stored: Matrix) -> Matrix:
         """The matrix `name` as `matrices` says. Raises FieldOutOfRange for 8 bits if its rows have no whole blocks."""
-        if not self.keeps_matrices and not (self.multiplies_groups and _is_grouped(stored)):
+        grouped = isinstance(stored, BlockMatrix) and isinstance(stored.kind, Grouped)
+        if not self.keeps_matrices and not (self.multiplies_groups and grouped):
             return dense_of(stored).to(self.place, self.dtype)
         match self.matrices:
             case WeightsDtype.CHECKPOINT:
