@@ -59,10 +59,9 @@ class Mixture:
     shared_width: int = 0
     shared_gate: str | None = None
     """What the shared MLP's weight is a logistic function of; without it, that is 1."""
-    router_bias: bool = False
     turned: bool = False
     """Whether tensors are as gpt-oss has them: all experts in one, `[experts, in, out]`, gate and up take turns, and
-    both projections have biases.
+    router and projections have biases.
     """
     clamp: tuple[float, float] | None = None
     """Alpha and limit of `elementwise.clamped_swiglu`, where that is what multiplies gate and up."""
@@ -195,14 +194,10 @@ class Experts:
         rows = [parts.source.take(f"{router}.weight", (mixture.experts, hidden))]
         if mixture.shared_gate is not None:
             rows.append(parts.source.take(f"{module}.{mixture.shared_gate}.weight", (1, hidden)))
-        count = sum(map(len, rows))
-        missing = -count % _STEP
-        bias = None
-        if mixture.router_bias:
-            bias = F.pad(
-                parts.source.take(f"{router}.bias", (mixture.experts,)), (0, count + missing - mixture.experts)
-            )
-        return with_rows(stack(rows), count + missing), bias
+        bias, count = None, -(-sum(map(len, rows)) // _STEP) * _STEP
+        if mixture.turned:
+            bias = F.pad(parts.source.take(f"{router}.bias", (mixture.experts,)), (0, count - mixture.experts))
+        return with_rows(stack(rows), count), bias
 
     def __call__(self, x: Tensor, batch: Batch, _kv: Tensor) -> Tensor:
         mixture, taps, logits = self._mixture, batch.taps, self._router(x)

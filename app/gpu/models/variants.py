@@ -118,7 +118,7 @@ def _qwen3_5_moe(config: Config, _index: int) -> Mixture:
 
 def _gpt_oss(config: Config, _index: int) -> Mixture:
     mixture = Mixture(config.num_local_experts, config.num_experts_per_tok, config.intermediate_size, router="router")
-    return replace(mixture, router_bias=True, turned=True, clamp=(config.swiglu_alpha, config.swiglu_limit))
+    return replace(mixture, turned=True, clamp=(config.swiglu_alpha, config.swiglu_limit))
 
 
 def _deepseek(config: Config, index: int) -> Mixture | None:
