@@ -5,30 +5,27 @@ The kernels are imported where they are used: a GPU needs nothing of Numba, and 
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Concatenate, ParamSpec
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Others = ParamSpec("Others")
+Operator = TypeVar("Operator", bound=Callable[..., Tensor])
 
 
-def _ours_on_cpu(
-    elsewhere: Callable[Concatenate[Tensor, Others], Tensor],
-) -> Callable[Concatenate[Tensor, Others], Tensor]:
+def _ours_on_cpu(elsewhere: Operator) -> Operator:
     """A function that is the one of that name in `kernels.cpu.elementwise` where its first argument is on a CPU."""
 
     @wraps(elsewhere)
-    def run(x: Tensor, *args: Others.args, **kwargs: Others.kwargs) -> Tensor:
+    def run(x: Tensor, *others: Any) -> Any:
         if x.device.type != "cpu":
-            return elsewhere(x, *args, **kwargs)
+            return elsewhere(x, *others)
         from app.gpu.kernels.cpu import elementwise
 
-        found: Tensor = getattr(elementwise, elsewhere.__name__)(x, *args, **kwargs)
-        return found
+        return getattr(elementwise, elsewhere.__name__)(x, *others)
 
-    return run
+    return cast("Operator", run)
 
 
 @_ours_on_cpu

@@ -195,7 +195,8 @@ def weight_bytes(model: ResolvedModel, dtype: torch.dtype) -> int:
 
     with torch.device("meta"):
         parameters = AutoModelForCausalLM.from_config(model.config).parameters()
-    return sum(each.numel() for each in parameters) * dtype.itemsize
+    count: int = sum(each.numel() for each in parameters)
+    return count * dtype.itemsize
 
 
 def free_bytes(device: torch.device) -> int:
