@@ -477,33 +477,12 @@ class KeepKV(Ticketed, frozen=True):
 ServerCommand = (
     Restored | Inspect | FreeDisk | KeepKV | LoadAdapter | UnloadAdapter | LoadUpload | DropUpload | ReadLogits
 )
+TurnCommand = Submit | Resume | Cancel | ReceivePrompt | ComputePrompt | SendPrompt
 SessionCommand = Open | Fork | Rewind | Close | SetPhase | FreeHost | Export | Import | SendKV | ReceiveKV | PublishKV
-BreakpointCommand = (
-    Arm
-    | Disarm
-    | ReadCaptures
-    | ReadKept
-    | ClearCaptures
-    | PoolCaptures
-    | ReadNorms
-    | ReadFeatures
-    | Attribute
-    | Reinstate
-)
-MapCommand = OpenMap | MapLens | CloseMap
+BreakpointCommand = Arm | Disarm | Reinstate | ReadCaptures | ReadKept | ClearCaptures | PoolCaptures
+MapCommand = OpenMap | MapLens | CloseMap | ReadNorms | ReadFeatures | Attribute
 CheckpointCommand = ReadCheckpoint | EditCheckpoint | WriteCheckpoint | Lens | ReadPaused
-PromptCommand = ReceivePrompt | ComputePrompt | SendPrompt
-Command = (
-    Submit
-    | Resume
-    | Cancel
-    | SessionCommand
-    | BreakpointCommand
-    | MapCommand
-    | CheckpointCommand
-    | PromptCommand
-    | ServerCommand
-)
+Command = TurnCommand | SessionCommand | BreakpointCommand | MapCommand | CheckpointCommand | ServerCommand
 
 
 class Started(Ticketed, frozen=True):

@@ -9,7 +9,7 @@ import struct
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
-from itertools import repeat
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -26,22 +26,10 @@ from app.domain.activations import (
     LensRows,
     PausedTurn,
 )
-from app.domain.breakpoints import (
-    ALL,
-    Bytes,
-    Edit,
-    EditOp,
-    Feature,
-    Gate,
-    Intervention,
-    OfTopK,
-    Part,
-    Positions,
-    TensorData,
-)
+from app.domain.breakpoints import Bytes, Edit, Intervention, TensorData, swapped
 from app.domain.errors import DjinnError, EngineError
 from app.domain.memory_map import MemoryMap
-from app.domain.points import Point
+from app.domain.points import ORDER, Point
 from app.domain.positions import Run
 from app.domain.values import Grammar, LoadedAdapter, ModelInfo, Ticket, WeightsDtype
 from app.logs import Log
@@ -174,15 +162,10 @@ FromEngine = Loaded | Compiled | Beat | Dying
 
 T = TypeVar("T")
 Interventions = tuple[Intervention, ...]
-SentGate = tuple[int, float | None, float | None, int | None, OfTopK | None]
-"""The fields of a gate; its vector by its number."""
-SentEdit = tuple[
-    EditOp, float, int | None, Positions | None, float | None, Part | None, bool, SentGate | None, Feature | None
-]
-"""The fields of an edit; its vector by its number, and None for all positions."""
-SentIntervention = tuple[int, int, int, int, tuple[Run, ...], Point | None]
-"""The fields of an intervention; its edit by its number, and None for the residual stream after a layer."""
-Sent = tuple[list[TensorData], list[SentEdit], list[list[SentIntervention]]]
+SentIntervention = tuple[int, int, int, int, tuple[Run, ...], int]
+"""The fields of an intervention; its edit and its point by their numbers."""
+Sent = tuple[list[bytes], list[Edit], list[list[SentIntervention]]]
+"""Data of tensors; edits that have, in the place of such data, its number in four bytes; lists of interventions."""
 
 
 def take_out(value: T) -> tuple[T, Sent | None]:
@@ -215,64 +198,32 @@ def _with(value: T, interventions: Interventions) -> T:
 
 
 def pack(*lists: Interventions) -> Sent:
-    """Lists of interventions that share edits and vectors."""
-    vectors, edits, sent = dict[TensorData, int](), list[SentEdit](), list[list[SentIntervention]]()
+    """Lists of interventions that share edits and tensors."""
+    places, edits = dict[bytes, int](), list[Edit]()
     numbers = dict[int, int]()
     """Of edits, by their identity: to compare each would take long."""
 
-    def number(tensor: TensorData) -> int:
-        return vectors.setdefault(tensor, len(vectors))
+    def place(data: bytes) -> bytes:
+        return places.setdefault(data, len(places)).to_bytes(4)
 
-    for made in lists:
-        for key, edit in {id(each.edit): each.edit for each in made}.items():
-            if key not in numbers:
-                numbers[key] = len(edits)
-                at = edit.gate
-                gate = None if at is None else (number(at.along), at.above, at.below, at.hidden, at.of_topk)
-                positions = None if edit.positions is ALL else edit.positions
-                vector = None if edit.vector is None else number(edit.vector)
-                more = edit.part, edit.keep_norm, gate, edit.feature
-                edits.append((edit.op, edit.factor, vector, positions, edit.max_norm, *more))
-        sent.append(
-            [
-                (
-                    each.first,
-                    each.end,
-                    each.boundary,
-                    numbers[id(each.edit)],
-                    each.only,
-                    None if each.point is Point.RESID_POST else each.point,
-                )
-                for each in made
-            ]
-        )
-    return list(vectors), edits, sent
+    for each in chain.from_iterable(lists):
+        if id(each.edit) not in numbers:
+            numbers[id(each.edit)] = len(edits)
+            edits.append(swapped(each.edit, place))
+
+    def row(made: Intervention) -> SentIntervention:
+        return made.first, made.end, made.boundary, numbers[id(made.edit)], made.only, ORDER[made.point]
+
+    return list(places), edits, [list(map(row, made)) for made in lists]
 
 
 def unpack(plain: Any) -> Iterator[Interventions]:
-    """The lists again; equal edits are one object, and so are equal vectors."""
-    vectors, sent_edits, lists = msgspec.convert(plain, Sent)
-    edits = [
-        Edit(
-            op,
-            factor,
-            None if vector is None else vectors[vector],
-            positions or ALL,
-            max_norm,
-            part,
-            keep_norm,
-            gate and Gate(vectors[gate[0]], *gate[1:]),
-            feature,
-        )
-        for op, factor, vector, positions, max_norm, part, keep_norm, gate, feature in sent_edits
-    ]
-    for made in lists:
-        yield tuple(
-            [
-                Intervention(first, end, at, edits[number], only, point or Point.RESID_POST)
-                for first, end, at, number, only, point in made
-            ]
-        )
+    """The lists again; equal edits are one object, and so are the data of equal tensors."""
+    tensors, sent_edits, lists = msgspec.convert(plain, Sent)
+    edits = [swapped(edit, lambda place: tensors[int.from_bytes(place)]) for edit in sent_edits]
+    points = list(Point)
+    for rows in lists:
+        yield tuple([Intervention(first, end, at, edits[n], only, points[p]) for first, end, at, n, only, p in rows])
 
 
 Frame = Command | ToEngine | FromEngine
