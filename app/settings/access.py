@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, Field, field_validator
 from pydantic_settings import NoDecode
 
 from app.domain.errors import FieldOutOfRange
@@ -18,10 +18,7 @@ from app.domain.text import (
     is_private_name,
 )
 from app.logs import LogFormat
-from app.settings.values import ENDPOINTS, TRACES_PATH, none_or_path, split_words, variable
-
-WORDS = {"api_keys": "key", "allowed_hosts": "name", "cors_origins": "origin"}
-"""What the settings are lists of."""
+from app.settings.values import ENDPOINTS, TRACES_PATH, none_or_path, variable, words
 
 
 class AccessSettings(BaseModel):
@@ -29,7 +26,7 @@ class AccessSettings(BaseModel):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 picks a free one")
-    api_keys: Annotated[tuple[str, ...], NoDecode] = Field(
+    api_keys: Annotated[tuple[str, ...], NoDecode, words("key")] = Field(
         (),
         description="comma-separated, or --api-key once for each; if any is set, every route but /health and /ready "
         "needs one",
@@ -49,21 +46,16 @@ class AccessSettings(BaseModel):
         "needs djinn-server[otel] (default: that of the OTEL_* variables, else none)",
     )
     insecure: bool = Field(False, description="accept all callers on a public --host, without keys")
-    allowed_hosts: Annotated[tuple[str, ...] | None, NoDecode] = Field(
+    allowed_hosts: Annotated[tuple[str, ...] | None, NoDecode, words("name")] = Field(
         None,
         description="comma-separated host names of the server; * for any; <private> for addresses and names that no "
         "Internet site can have (default: any with keys; else those of loopback if it listens there, else <private>)",
     )
-    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+    cors_origins: Annotated[tuple[str, ...], NoDecode, words("origin")] = Field(
         (),
         description="comma-separated, or --cors-origin once for each: sites whose pages may use the server, such as "
         "https://example.org; * for any, if callers need a key",
     )
-
-    @field_validator("api_keys", "allowed_hosts", "cors_origins", mode="before")
-    @classmethod
-    def _split_words(cls, value: object, info: ValidationInfo) -> object:
-        return split_words(value, WORDS[info.field_name or ""])
 
     @field_validator("allowed_hosts")
     @classmethod

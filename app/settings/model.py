@@ -9,7 +9,7 @@ from pydantic_settings import NoDecode
 
 from app.domain.text import MODEL_NAME, is_model_name
 from app.domain.values import KVBudget
-from app.settings.values import Budget, none_if_auto, none_or_path, not_empty, split_words
+from app.settings.values import Budget, none_if_auto, none_or_path, not_empty, words
 
 
 class ModelSettings(BaseModel):
@@ -18,12 +18,12 @@ class ModelSettings(BaseModel):
     model: str = Field(
         "smollm2-135m-instruct", description="a pulled name, a folder, a .gguf file, a hub id or random:SHAPE"
     )
-    served_model_name: Annotated[tuple[str, ...], NoDecode] = Field(
+    served_model_name: Annotated[tuple[str, ...], NoDecode, words("name")] = Field(
         (),
         description="the model's names in the API, separated by spaces or commas; answers tell the first (default: the "
         "last part of --model)",
     )
-    lora: Annotated[tuple[str, ...], NoDecode] = Field(
+    lora: Annotated[tuple[str, ...], NoDecode, words("name")] = Field(
         (),
         description="comma-separated, or --lora once for each: LoRA adapters as NAME=FOLDER, where PEFT has written "
         "the folder. A client chooses one as its model",
@@ -88,12 +88,7 @@ class ModelSettings(BaseModel):
         "auto: all of them if they fit",
     )
     chunk_size: Annotated[ByteSize, WithJsonSchema({"type": "integer", "minimum": 1 << 20, "maximum": 512 << 20})] = (
-        Field(
-            ByteSize(16 << 20),
-            ge=1 << 20,
-            le=512 << 20,
-            description="largest copy of streamed weights",
-        )
+        Field(ByteSize(16 << 20), ge=1 << 20, le=512 << 20, description="largest copy of streamed weights")
     )
     kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "float8"] = Field(
         "auto",
@@ -118,11 +113,6 @@ class ModelSettings(BaseModel):
         Path("~/.local/state/djinn"), description="folder in which sessions survive a restart; none: no folder"
     )
     block_size: int = Field(16, ge=1, le=256, description="tokens in one KV block")
-
-    @field_validator("served_model_name", "lora", mode="before")
-    @classmethod
-    def _split_names(cls, value: object) -> object:
-        return split_words(value, "name")
 
     @field_validator("lora")
     @classmethod

@@ -4,7 +4,7 @@ import os
 import re
 from typing import Annotated
 
-from pydantic import ByteSize, PlainValidator, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ByteSize, PlainValidator, TypeAdapter, ValidationError
 
 from app.domain.values import KVBudget
 
@@ -21,12 +21,16 @@ def none_or_path(value: object) -> object:
     return None if value == "none" else not_empty(value)
 
 
-def split_words(value: object, what: str) -> object:
-    """Words that commas separate, or a list of them. Raises `ValueError` for an empty one; `what` is what each is."""
-    words = value.split(",") if isinstance(value, str) else value
-    if isinstance(words, list | tuple) and "" in words:
-        raise ValueError(f"empty {what}: each has at least 1 character")
-    return tuple(words) if isinstance(words, list) else words
+def words(what: str) -> BeforeValidator:
+    """Takes words that commas separate, or a list of them, but no empty one. `what` is what each is."""
+
+    def split(value: object) -> object:
+        found = value.split(",") if isinstance(value, str) else value
+        if isinstance(found, list | tuple) and "" in found:
+            raise ValueError(f"empty {what}: each has at least 1 character")
+        return tuple(found) if isinstance(found, list) else found
+
+    return BeforeValidator(split)
 
 
 def none_if_auto(value: object) -> object:
