@@ -33,12 +33,14 @@ from app.domain.errors import (
     Unauthenticated,
 )
 from app.domain.text import header_text
+from app.logs import CONTROL
 from app.web.schema_words import KEY, Schema, allowed, find_field, given, limits_of, schema_of
 
 logger = logging.getLogger(__name__)
 
 BUG_MESSAGE = "internal error; the server's log has the details"
 LONG_WORD = re.compile(r"(\S{100})\S+")
+MARKS = {code: mark for code, mark in CONTROL.items() if chr(code) not in "\n\t"}
 LONGEST_TEXT = 1000
 """Characters of an error's message: a client's own input can be in it."""
 
@@ -121,8 +123,10 @@ def _messages_status(error: DjinnError) -> int:
 
 
 def _clean(text: str) -> str:
-    """Cuts what a client sent at length; its lone surrogates become question marks: UTF-8 has none."""
-    return LONG_WORD.sub(r"\1...", text)[:LONGEST_TEXT].encode(errors="replace").decode()
+    """Cuts what a client sent at length; its lone surrogates become question marks: UTF-8 has none. What would turn the
+    direction of a text, or move a terminal's cursor, is shown as the log shows it.
+    """
+    return LONG_WORD.sub(r"\1...", text)[:LONGEST_TEXT].encode(errors="replace").decode().translate(MARKS)
 
 
 Problem = dict[str, Any]
