@@ -320,7 +320,8 @@ class Replicas:
         try:
             while len(urls := self.urls()) < len(self._keepers) and not told.is_set():
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(told.wait(), LOOK_S)
+                    async with asyncio.timeout(LOOK_S):
+                        await told.wait()
             if not told.is_set():
                 names = ", ".join(f"{name} {url}" for name, url in sorted(urls.items()))
                 print(f"Djinn's cluster is {url_of(bound)}, by its replicas {names}", flush=True)
