@@ -122,7 +122,10 @@ def bring_up_to_date(connection: sqlite3.Connection, path: Path, fence: Fence) -
     try:
         _keep(path, kept)
     except (OSError, FieldOutOfRange) as error:
-        raise refusals.not_kept(path, found, FORMAT, error) from error
+        raise refusals.refusal(
+            f"the journal {path} is of format {found}, and stays so: the server copies it before it converts it to "
+            f"format {FORMAT}. But {error}; make room for the copy"
+        ) from error
     with connection:
         connection.execute("BEGIN IMMEDIATE")
         fence(connection)

@@ -20,15 +20,9 @@ from app.domain.values import ModelInfo, Phase, Residency
 from app.journal import key_names, refusals, tables
 from app.journal.key_names import rename_tenants
 from app.journal.migrations import FORMAT, OLDEST, bring_up_to_date
-from app.journal.records import (
-    TOKEN_BYTES,
-    Identity,
-    SessionRecord,
-    WriteBatch,
-    moves,
-)
+from app.journal.records import TOKEN_BYTES, Identity, SessionRecord, WriteBatch, moves
 from app.journal.tables import COLUMNS, Fence, Refused, write_batch
-from app.machine.files import counted, make_private, sync
+from app.machine.files import counted, explain, make_private, sync
 
 NEWS_NAME = "renewals"
 WORD_BYTES = 16
@@ -313,7 +307,13 @@ class JournalStore:
         if version != FORMAT and not self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
             raise self._damaged("it has no tables")
         if not OLDEST <= version <= FORMAT:
-            raise refusals.of_another_version(self._path, version, OLDEST, FORMAT)
+            age = "a newer" if version > FORMAT else "an older"
+            raise refusals.refusal(
+                f"the journal {self._path} was written by {age} version of Djinn: its format is {version}, this "
+                f"version reads {OLDEST} to {FORMAT}. It is not damaged. Go on with that version, put back a backup "
+                "that this version wrote, name another folder with --state-dir, or move the file away to start without "
+                "its sessions"
+            )
 
     def _require_writable(self) -> None:
         """SQLite opens a read-only file too, and fails at the first commit. Others than the owner read none: whoever
@@ -325,7 +325,10 @@ class JournalStore:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                raise refusals.unwritable(path, error) from error
+                raise refusals.refusal(
+                    f"cannot write the journal {path}: {explain(error)}; make it writable, or name another folder with "
+                    "--state-dir"
+                ) from error
             make_private(path)
 
     def _require_free_for(self, model: ModelInfo) -> None:
@@ -338,8 +341,14 @@ class JournalStore:
             return
         if theirs is None:
             raise self._damaged("it lacks the model of its sessions")
-        held = f"{counted(sessions, 'session')} and {counted(uploads, 'upload')}"
-        raise refusals.of_another_model(self._path.parent, held, theirs, ours)
+        held, sizes = (
+            f"{counted(sessions, 'session')} and {counted(uploads, 'upload')}",
+            "vocabulary {1}, {2} layers of {3}",
+        )
+        raise refusals.refusal(
+            f"the {held} in {self._path.parent} are those of model {theirs[0]!r} ({sizes.format(*theirs)}), not of "
+            f"{ours[0]!r} ({sizes.format(*ours)}); serve that model, or name another folder with --state-dir"
+        )
 
     def _claim(self, model: ModelInfo) -> None:
         if self._owner() != _identity(model):
