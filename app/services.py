@@ -54,8 +54,8 @@ async def running(
                 ends.push_async_callback(_end_in_order, cluster.membership, journal)
             journal.start()
             ends.push_async_callback(asyncio.to_thread, journal.close)
-        executor.on_back(partial(take_up, registry, services.uploads))
-        executor.on_stall(partial(end_turns, registry), registry.turns.deadly.clear)
+        executor.reopen = partial(take_up, registry, services.uploads)
+        executor.end_turns, executor.go_on = partial(end_turns, registry), registry.turns.deadly.clear
         executor.start()
         ends.push_async_callback(executor.stop)
         with suppress(EngineRestarting):  # the next engine loads them

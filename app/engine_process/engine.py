@@ -70,11 +70,6 @@ class Child:
         self.channel = Channel(ours)
 
     @property
-    def pid(self) -> int:
-        """Of the process."""
-        return self._process.pid
-
-    @property
     def is_running(self) -> bool:
         """Whether the process has not ended."""
         return self._process.poll() is None
@@ -201,11 +196,6 @@ class EngineProcess:
         """The loaded model."""
         assert self._info is not None
         return self._info
-
-    @property
-    def pid(self) -> int:
-        """Of the process that runs now."""
-        return self._child.pid
 
     @property
     def is_running(self) -> bool:

@@ -150,10 +150,15 @@ class EngineExecutor:
         """Why the engine, which lives, takes nothing that needs an answer; None: it makes progress."""
         self.losses = 0
         """How often the engine has died."""
-        self._reopen: Callable[[], Awaitable[None]] | None = None
+        self.reopen: Callable[[], Awaitable[None]] | None = None
+        """Called when another engine has taken a dead one's place. Until it is done, only calls that say
+        `while_restarting` are taken. If it raises, the engine has failed.
+        """
         self._reopening: asyncio.Task[None] | None = None
-        self._end_turns: Callable[[EngineStalled], None] = lambda error: None
-        self._go_on: Callable[[], None] = lambda: None
+        self.end_turns: Callable[[EngineStalled], None] = lambda error: None
+        """Called when the engine has not got on for so long that its turns must fail, by `fail_turn`."""
+        self.go_on: Callable[[], None] = lambda: None
+        """Called when it makes progress again."""
         self._impatient: set[Ticket] = set()
         """Of calls that do not wait for an engine that has stalled."""
 
@@ -173,24 +178,8 @@ class EngineExecutor:
             self._reopening.cancel()
         self._give_up("it has stopped")  # for what a request that ends late still asks of it too
 
-    def on_back(self, reopen: Callable[[], Awaitable[None]]) -> None:
-        """Have `reopen` called when another engine has taken a dead one's place. Until it is done, only calls that say
-        `while_restarting` are taken. If it raises, the engine has failed.
-        """
-        self._reopen = reopen
-
-    def on_stall(self, end_turns: Callable[[EngineStalled], None], go_on: Callable[[], None]) -> None:
-        """Have `end_turns` called when the engine has not got on for so long that its turns must fail, by `fail_turn`,
-        and `go_on` when it makes progress again.
-        """
-        self._end_turns, self._go_on = end_turns, go_on
-
     async def call(
-        self,
-        make: Callable[[Ticket], Command],
-        *,
-        while_restarting: bool = False,
-        stall_ends_it: bool = False,
+        self, make: Callable[[Ticket], Command], *, while_restarting: bool = False, stall_ends_it: bool = False
     ) -> Any:
         """Send the command that `make` builds and wait for its `Done`. Raises the error of a `Failed`, and
         `EngineAway`.
@@ -331,7 +320,7 @@ class EngineExecutor:
             self._note_stall(event)
         elif isinstance(event, GoesOn):
             self.stall = None
-            self._go_on()
+            self.go_on()
         elif isinstance(event, Back):
             self._is_back = True
             self._reopening = asyncio.create_task(self._come_back())
@@ -355,7 +344,7 @@ class EngineExecutor:
         if not stalled.ends_turns:
             return
         error = EngineStalled(stalled.reason, refused=False)
-        self._end_turns(error)
+        self.end_turns(error)
         self._dispatch([Failed(ticket, error) for ticket in self._impatient])
 
     def _give_up(self, reason: str) -> None:
@@ -367,8 +356,8 @@ class EngineExecutor:
         losses = self.losses
         failure: str | None
         try:
-            if self._reopen is not None:
-                await self._reopen()
+            if self.reopen is not None:
+                await self.reopen()
         except EngineRestarting:  # the new one has died too
             return
         except Exception as error:

@@ -142,7 +142,7 @@ async def test_a_stop_string_in_a_turn_that_has_failed_cuts_nothing(
 
 async def test_metrics_are_there_when_no_engine_can_be_started(engine: ListeningEngine, app: FastAPI) -> None:
     services: Services = app.state.services
-    services.sessions.executor.on_back(refuse)
+    services.sessions.executor.reopen = refuse
     engine.tell(DEATH, Back())
     await until(lambda: "no room" in (services.sessions.executor.failure or ""))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
