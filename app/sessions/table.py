@@ -5,7 +5,7 @@ import heapq
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import chain
 
 from app.domain.errors import Busy, Draining, FieldOutOfRange, Moving, NotFound, SessionLimit, TenantLimit
@@ -63,71 +63,6 @@ HELD_FOR_A_FREE = 8
 """So many sessions may a tenant have for each that it leaves others."""
 
 
-class SessionPlaces:
-    """Counts sessions against `limit`, and against those of their tenants.
-
-    A tenant leaves places to others, in proportion to its own (Choudhury and Hahne, *Dynamic queue length thresholds*,
-    1998): each tenant finds some, and one that is alone has eight ninths.
-    """
-
-    def __init__(self, limit: int, quotas: Quotas, sessions: Callable[[], Iterable[Session]]) -> None:
-        """`sessions` gives those that may be asked to close."""
-        self.limit = limit
-        self._quotas = quotas
-        self._sessions = sessions
-        self.held: Counter[str | None] = Counter()
-        """How many each owner has."""
-
-    def giving_way(self, owner: str | None, count: int) -> list[Session]:
-        """The sessions that must close before the owner may open `count` more, in that order. Its own come first where
-        it has a limit of its own, or as many as it may beside others.
-
-        Raises `TenantLimit` and `SessionLimit` if too few may close.
-        """
-        own = self._giving_way_of(owner, count)
-        excess = self.held.total() + count - len(own) - self.limit
-        if excess <= 0:
-            return own
-        giving = [session for session in self._sessions() if session.gives_way and session not in own]
-        if len(giving) < excess:
-            raise SessionLimit(f"{self.limit} sessions are open, and no more may be", retry_after_s=RETRY_AFTER_S)
-        return own + heapq.nsmallest(excess, giving, key=_worth)
-
-    def _giving_way_of(self, owner: str | None, count: int) -> list[Session]:
-        """The owner's sessions that must close for its own limit, and for what it leaves to others: of the latter no
-        more than it opens, as others may have come since.
-        """
-        quota, wanted = self._quotas.limits(owner).sessions, self.held[owner] + count
-        over_quota = 0 if quota is None else max(0, wanted - quota)
-        over_share = min(count, max(0, wanted - self._share(owner, wanted)))
-        if not over_quota and not over_share:
-            return []
-        giving = [session for session in self._sessions() if session.owner == owner and session.gives_way]
-        if len(giving) < over_quota:
-            raise TenantLimit(
-                f"the limit of this tenant is {quota} open sessions: close some with DELETE /v1/sessions/{{id}}",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        if len(giving) < over_share:
-            raise SessionLimit(
-                f"this tenant has {self.held[owner]} of the {self.limit} sessions that may be open, and leaves others "
-                f"one for each {HELD_FOR_A_FREE} of its own",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        return heapq.nsmallest(max(over_quota, over_share), giving, key=_worth)
-
-    def _share(self, owner: str | None, wanted: int) -> int:
-        """The most sessions that the owner may have beside those of others, if it is fewer than `wanted`. Without
-        tenants no owner leaves any. Those of others that give way are as good as free.
-        """
-        if owner is None:
-            return self.limit
-        left = self.limit - (self.held.total() - self.held[owner])
-        if wanted > _part(left):
-            left += sum(session.owner != owner and session.gives_way for session in self._sessions())
-        return _part(left)
-
-
 def _part(places: int) -> int:
     return max(1, math.ceil(places * HELD_FOR_A_FREE / (HELD_FOR_A_FREE + 1)))
 
@@ -144,7 +79,11 @@ RequireHome = Callable[[SessionId, str | None, bool], None]
 
 
 class SessionTable:
-    """Every open session. Sessions that the engine is still opening count, but are not found yet."""
+    """Every open session. Sessions that the engine is still opening count, but are not found yet.
+
+    A tenant leaves places to others, in proportion to its own (Choudhury and Hahne, *Dynamic queue length thresholds*,
+    1998): each tenant finds some, and one that is alone has eight ninths.
+    """
 
     def __init__(self, limit: int, quotas: Quotas, watcher: Watcher = NOBODY) -> None:
         self.watcher = watcher
@@ -160,10 +99,11 @@ class SessionTable:
         """Told of each session that has closed."""
         self.on_lacking: Callable[[Session, Lacking], object] = lambda session, notice: None
         """Told of each turn that waits for another server to compute its prompt."""
-        self._quotas = quotas
+        self._limit, self._quotas = limit, quotas
         self._open: dict[SessionId, Session] = {}
         self._opening: dict[SessionId, Session] = {}
-        self._places = SessionPlaces(limit, quotas, self._open.values)
+        self._held = Counter[str | None]()
+        """How many each owner has."""
         self.turns = BusySessions()
         """Those with a turn in them, also while the engine opens them."""
         self._closed: defaultdict[str | None, dict[SessionId, None]] = defaultdict(dict)
@@ -174,9 +114,54 @@ class SessionTable:
         return iter(list(self._open.values()))
 
     def giving_way(self, owner: str | None, count: int) -> list[Session]:
-        """See `SessionPlaces.giving_way`. Raises `TenantLimit` and `SessionLimit` if too few may close, `Draining`."""
+        """The sessions that must close before the owner may open `count` more, in that order. Its own come first where
+        it has a limit of its own, or as many as it may beside others.
+
+        Raises `TenantLimit` and `SessionLimit` if too few may close, `Draining`.
+        """
         self.require_no_drain()
-        return self._places.giving_way(owner, count)
+        own = self._giving_way_of(owner, count)
+        excess = self._held.total() + count - len(own) - self._limit
+        if excess <= 0:
+            return own
+        giving = [session for session in self._open.values() if session.gives_way and session not in own]
+        if len(giving) < excess:
+            raise SessionLimit(f"{self._limit} sessions are open, and no more may be", retry_after_s=RETRY_AFTER_S)
+        return own + heapq.nsmallest(excess, giving, key=_worth)
+
+    def _giving_way_of(self, owner: str | None, count: int) -> list[Session]:
+        """The owner's sessions that must close for its own limit, and for what it leaves to others: of the latter no
+        more than it opens, as others may have come since.
+        """
+        quota, wanted = self._quotas.limits(owner).sessions, self._held[owner] + count
+        over_quota = 0 if quota is None else max(0, wanted - quota)
+        over_share = min(count, max(0, wanted - self._share(owner, wanted)))
+        if not over_quota and not over_share:
+            return []
+        giving = [session for session in self._open.values() if session.owner == owner and session.gives_way]
+        if len(giving) < over_quota:
+            raise TenantLimit(
+                f"the limit of this tenant is {quota} open sessions: close some with DELETE /v1/sessions/{{id}}",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        if len(giving) < over_share:
+            raise SessionLimit(
+                f"this tenant has {self._held[owner]} of the {self._limit} sessions that may be open, and leaves "
+                f"others one for each {HELD_FOR_A_FREE} of its own",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        return heapq.nsmallest(max(over_quota, over_share), giving, key=_worth)
+
+    def _share(self, owner: str | None, wanted: int) -> int:
+        """The most sessions that the owner may have beside those of others, if it is fewer than `wanted`. Without
+        tenants no owner leaves any. Those of others that give way are as good as free.
+        """
+        if owner is None:
+            return self._limit
+        left = self._limit - (self._held.total() - self._held[owner])
+        if wanted > _part(left):
+            left += sum(session.owner != owner and session.gives_way for session in self._open.values())
+        return _part(left)
 
     def free(self, owner: str | None, most: int) -> int:
         """How many sessions the owner may open before any must close for them, up to `most`."""
@@ -225,7 +210,7 @@ class SessionTable:
     def add(self, session: Session) -> None:
         """Take in a session; from now on it is found."""
         self._open[session.id] = session
-        self._places.held[session.owner] += 1
+        self._held[session.owner] += 1
         self.turns.follow(session)
         session.watcher = self.watcher
         self.watcher.opened(session)
@@ -233,11 +218,11 @@ class SessionTable:
     def remove(self, session: Session) -> None:
         """Let go of a session that closes."""
         del self._open[session.id]
-        self._places.held[session.owner] -= 1
+        self._held[session.owner] -= 1
         self.turns.leave(session)
         closed = self._closed[session.owner]
         closed[session.id] = None
-        if len(closed) > self._places.limit:
+        if len(closed) > self._limit:
             del closed[next(iter(closed))]
         self.watcher.closed(session)
         self.on_closed(session)
@@ -246,7 +231,7 @@ class SessionTable:
     def opening(self, session: Session) -> Iterator[None]:
         """Count the session while the engine opens it, and take it in if that went well."""
         self._opening[session.id] = session
-        self._places.held[session.owner] += 1
+        self._held[session.owner] += 1
         self.turns.follow(session)
         try:
             yield
@@ -255,7 +240,7 @@ class SessionTable:
             raise
         finally:
             del self._opening[session.id]
-            self._places.held[session.owner] -= 1
+            self._held[session.owner] -= 1
         self.add(session)
 
     def get(self, session_id: str, owner: str | None = None, *, or_any: bool = False) -> Session:
@@ -314,7 +299,7 @@ class SessionTable:
         is_open = session is not None and session.owner == owner
         if not is_open and session_id not in self._closed.get(owner, ()):
             raise FieldOutOfRange(
-                f"after must be the id of an open session, or of one of the last {self._places.limit} that closed; "
+                f"after must be the id of an open session, or of one of the last {self._limit} that closed; "
                 f"got '{session_id[:100]}'",
                 param="after",
             )
