@@ -17,7 +17,6 @@ from app.model_store.pull import CATALOG
 from app.serve import add_cluster_flags, run_cluster, serve
 from app.settings import Settings
 from app.shell import add_shell_commands
-from app.tenants.tenant import digest, new_key
 
 PLACES = {"FILE": shtab.FILE, "FOLDER": shtab.DIRECTORY}
 """What a flag's value is on this machine, by its metavar."""
@@ -185,6 +184,8 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _new_key(_arguments: argparse.Namespace) -> None:
+    from app.tenants.tenant import digest, new_key  # imports FastAPI, which most commands do without
+
     key = new_key()
     print(f"key:    {key}\nsha256: {digest(key.encode())}")
 

@@ -69,33 +69,26 @@ from app.routers.sessions import IMPORT_PATH
 from app.routers.uploads import DICTIONARIES_PATH, LENSES_PATH, PROBES_PATH
 from app.services import running
 from app.sessions.adapters import Adapters
-from app.sessions.findings import Findings, Surroundings
+from app.sessions.findings import Findings
 from app.sessions.history import History
 from app.sessions.keeper import SessionKeeper
 from app.sessions.keyed import KeyedRequests
-from app.sessions.lifecycle import take_notice
 from app.sessions.named import BoundSessions
-from app.sessions.registry import SessionRegistry
+from app.sessions.registry import SessionRegistry, take_notice
 from app.sessions.table import SessionTable
 from app.sessions.uploads import Uploads
 from app.settings import Settings
 from app.settings.values import named_by
 from app.telemetry.metrics import Metrics
-from app.tenants.gate import TenantMiddleware, import_limit
 from app.tenants.tenancy import Tenancy
+from app.tenants.tenant import TenantMiddleware, import_limit
 from app.text.tokenizer import Tokens, load_tokens
 from app.tools.support import ToolSupport
 from app.tools.thinking import kept_secret
 from app.web.bodies import BodyLimitMiddleware, body_budget, refuse_unread
 from app.web.errors import described, install_error_handlers
 from app.web.idempotency import IdempotencyMiddleware
-from app.web.middleware import (
-    HostMiddleware,
-    LeaseGate,
-    RequestMiddleware,
-    access_log,
-    cross_origin,
-)
+from app.web.middleware import HostMiddleware, LeaseGate, RequestMiddleware, access_log, cross_origin
 from app.web.multipart import MAX_FORM_BYTES
 from app.web.openapi import DescribedAPI
 from app.wire.turns import SamplingFields
@@ -182,10 +175,7 @@ def middleware(
         *doors,
         *cross_origin(settings.cors_origins),
         Middleware(
-            HostMiddleware,
-            hosts=settings.answered_hosts,
-            origins=settings.cors_origins,
-            needs_key=settings.needs_key,
+            HostMiddleware, hosts=settings.answered_hosts, origins=settings.cors_origins, needs_key=settings.needs_key
         ),
         Middleware(TenantMiddleware, directory=tenancy.directory, quotas=tenancy.quotas),
         Middleware(
@@ -391,18 +381,15 @@ def create_app(
     cluster = None
     if joined is not None:
         cluster = Cluster(registry, tenancy.directory, *joined, bound_sessions, responses, settings)
-    kv_dir = settings.engine().kv_dir
-    folders = [each.expanduser() for each in (settings.state_dir, kv_dir) if each is not None]
-    around = Surroundings(
-        name=settings.replica,
-        disks={room.beside(folder): folder for folder in reversed(folders)},
-        back_since=time.time() if history.ended_badly else None,
+    findings = Findings(
+        table,
+        settings,
+        room,
+        was_killed=history.ended_badly,
         require_ready=lambda: services.require_ready(),
         away=lambda: () if cluster is None else cluster.away,
         refused=tenancy.quotas.refused,
-        max_running=settings.max_running,
     )
-    findings = Findings(table, around)
     services = Services(
         settings=settings,
         info=info,

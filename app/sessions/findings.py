@@ -23,6 +23,7 @@ from app.machine.budget import DiskRoom
 from app.machine.files import counted, size
 from app.sessions.session import Session
 from app.sessions.table import SessionTable
+from app.settings import Settings
 
 FindingKind = Literal[
     "unready",
@@ -83,26 +84,6 @@ class Capacity:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a server knows beside its sessions."""
-
-    name: str | None
-    """Its own in a cluster."""
-    disks: Mapping[DiskRoom, Path]
-    """Each with a folder on it."""
-    back_since: float | None
-    """When this server started, in Unix seconds, if the one before it was killed; else None."""
-    require_ready: Callable[[], None]
-    """Raises a `DjinnError` while no new work is taken."""
-    away: Callable[[], Iterable[str]]
-    """Names of replicas that may have sessions, and do not answer."""
-    refused: Callable[[], Mapping[str, int]]
-    """How many requests of each tenant were refused for its limits in the last minute."""
-    max_running: int
-    """Most sessions in one step."""
-
-
 @dataclass(slots=True)
 class _Means:
     """Over `HORIZON_S`, of agents: those with KV, its bytes, those of them that are working or about to, with their
@@ -119,9 +100,26 @@ class _Means:
 class Findings:
     """Used on the event loop only."""
 
-    def __init__(self, table: SessionTable, around: Surroundings) -> None:
-        self._table = table
-        self._around = around
+    def __init__(
+        self,
+        table: SessionTable,
+        settings: Settings,
+        room: DiskRoom,
+        *,
+        was_killed: bool,
+        require_ready: Callable[[], None],
+        away: Callable[[], Iterable[str]],
+        refused: Callable[[], Mapping[str, int]],
+    ) -> None:
+        """`room` is that of files beside the journal. `was_killed`: the server before this one was, or crashed.
+        `require_ready` raises a `DjinnError` while no new work is taken, `away` names the replicas that may have
+        sessions and do not answer, `refused` counts each tenant's requests that its limits refused in the last minute.
+        """
+        self._table, self._replica, self._max_running = table, settings.replica, settings.max_running
+        self._back_since = time.time() if was_killed else 0.0
+        self._require_ready, self._away, self._refused_to = require_ready, away, refused
+        folders = [each.expanduser() for each in (settings.state_dir, settings.engine().kv_dir) if each is not None]
+        self._disks = {room.beside(folder): folder for folder in reversed(folders)}
         self._queues: deque[Counter[str]] = deque(maxlen=QUEUES_KEPT)
         """Turns in the queue by tenant."""
         self._means = _Means()
@@ -169,7 +167,7 @@ class Findings:
             _full(memory) if sees_all and memory is not None else (),
             _recomputed(sessions, owner),
         ]
-        prefix = "" if self._around.name is None else f"{self._around.name}: "
+        prefix = "" if self._replica is None else f"{self._replica}: "
         return [
             each if each.kind == "replica" else Finding(each.kind, prefix + each.text, each.sessions, each.tenant)
             for each in chain.from_iterable(found)
@@ -185,7 +183,7 @@ class Findings:
         room = sum(tier.total_bytes for tier in (memory.device, memory.host, memory.disk))
         limits = {
             "memory of the device": _most_at_once(memory.device.total_bytes / each, means.kv_of_working / means.kv),
-            "turns in one step": _most_at_once(self._around.max_running, works),
+            "turns in one step": _most_at_once(self._max_running, works),
             "memory of all tiers": room / each,
         }
         limit = min(limits, key=limits.__getitem__)
@@ -197,15 +195,15 @@ class Findings:
 
     def _server(self) -> Iterator[Finding]:
         try:
-            self._around.require_ready()
+            self._require_ready()
         except DjinnError as error:
             yield Finding("unready", f"takes no new work: {error.message}")
-        for name in self._around.away():
+        for name in self._away():
             yield Finding("replica", f"replica {name} is away, and with it the sessions that it has")
-        back_s = time.time() - (self._around.back_since or 0.0)
+        back_s = time.time() - self._back_since
         if back_s < RECENT_S:
             yield Finding("killed", f"the server was killed, or crashed; it came back {_span(back_s)} ago")
-        for room, folder in self._around.disks.items():
+        for room, folder in self._disks.items():
             with contextlib.suppress(OSError):
                 yield from _scarce(folder, room)
 
@@ -222,7 +220,7 @@ class Findings:
             yield Finding("waiting", text)
 
     def _refused(self, only: str | None) -> Iterator[Finding]:
-        for tenant, count in Counter(self._around.refused()).most_common():
+        for tenant, count in Counter(self._refused_to()).most_common():
             if only in (None, tenant):
                 text = f"tenant {tenant} is at its limits: {counted(count, 'request')} refused in a minute"
                 yield Finding("refused", text, tenant=tenant)

@@ -6,16 +6,14 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import assert_never
 
 from app.domain.errors import Busy, DjinnError, EngineRestarting, EngineStalled
 from app.domain.memory_map import SessionMemory
-from app.domain.values import Phase, Residency, SessionState, Ticket
-from app.messages import Close, KeepKV, KeptKV, Lacking, Notice, Open, Placed, Restored, Rewind, SetPhase, Spent
-from app.sessions.keeper import SessionKeeper
+from app.domain.values import Phase, Residency, SessionState
+from app.messages import Close, KeepKV, KeptKV, Restored, Rewind, SetPhase
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
-from app.sessions.table import SessionTable, has_expired
+from app.sessions.table import has_expired
 from app.sessions.uploads import Uploads
 
 logger = logging.getLogger(__name__)
@@ -143,7 +141,7 @@ def end_turns(registry: SessionRegistry, error: EngineStalled) -> None:
             registry.executor.fail_turn(turn, error)
             session.place(SessionMemory())
             registry.executor.post(partial(Close, session=session.id))
-            registry.executor.post(_opening(session))
+            registry.executor.post(session.opening)
 
 
 async def sweep(registry: SessionRegistry) -> None:
@@ -210,47 +208,13 @@ async def _reopen(registry: SessionRegistry, session: Session) -> int:
     session.place(SessionMemory())
     tokens = len(session.history)  # a turn that has finished may still be cut at a stop string
     try:
-        await registry.executor.call(_opening(session), while_restarting=True)
+        await registry.executor.call(session.opening, while_restarting=True)
     except Busy as error:
         logger.warning("a session comes back as best_effort: %s", error.message, extra={"session": session.id})
         session.residency = Residency.BEST_EFFORT
         registry.keeper.note(session)
-        await registry.executor.call(_opening(session), while_restarting=True)
+        await registry.executor.call(session.opening, while_restarting=True)
     if session.phase is not Phase.COMPUTE:
         set_phase = partial(SetPhase, session=session.id, phase=session.phase)
         await registry.executor.call(set_phase, while_restarting=True)
     return tokens
-
-
-def _opening(session: Session) -> Callable[[Ticket], Open]:
-    """What opens the session as it is now."""
-    return partial(
-        Open,
-        session=session.id,
-        tenant=session.owner or "",
-        residency=session.residency,
-        token_ids=tuple(session.history),
-        breakpoints=tuple(session.breakpoints.values()),
-        interventions=session.interventions,
-        namespace=session.namespace,
-        adapter=session.adapter_digest,
-    )
-
-
-def take_notice(table: SessionTable, keeper: SessionKeeper, notice: Notice) -> None:
-    """Take a notice of the engine to its session. One that has closed meanwhile has nothing left to note."""
-    session = table.find(notice.session)
-    if session is None:
-        return
-    match notice:
-        case Placed():
-            session.place(notice.memory)
-        case Spent():
-            if notice.breakpoint in session.breakpoints:
-                session.spent[notice.breakpoint] = session.breakpoints.pop(notice.breakpoint)
-                keeper.note(session)
-                session.watcher.armed(session)
-        case Lacking():
-            table.on_lacking(session, notice)
-        case _:
-            assert_never(notice)

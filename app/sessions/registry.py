@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from app.domain.errors import EngineAway, EngineStalled, FieldOutOfRange, JournalUnavailable, NotDurable, WrongState
 from app.domain.homes import Home, new_session_id
@@ -16,7 +16,7 @@ from app.domain.values import Adapter, ForkPoint, Phase, Quotas, Residency, Sess
 from app.engine_process.executor import EngineExecutor
 from app.engine_process.turn import Turn
 from app.logs import is_background
-from app.messages import Close, Command, Fork, Inspect, Open, Rewind, SetPhase
+from app.messages import Close, Command, Fork, Inspect, Lacking, Notice, Placed, Rewind, SetPhase, Spent
 from app.sessions.adapters import Adapters
 from app.sessions.charges import Charges, logprob_budget
 from app.sessions.keeper import SessionKeeper
@@ -39,10 +39,6 @@ SHARE = 0.05
 """Of the engine's time, that all maps together take."""
 LONGEST_REST_S = 1.0
 """A delayed map delays its readers for this long at most."""
-
-
-BACKGROUND = "\n"
-"""The tenant of all requests of batches, whoever owns them. No file of tenants can name it."""
 
 
 class MemoryReads:
@@ -158,13 +154,8 @@ class SessionRegistry:
         labels = dict(metadata or {})
         session = Session(self.new_id(), owner, labels, ttl_s, name=name, ephemeral=ephemeral, adapter=adapter)
         session.background, session.unseen = ephemeral and is_background(), unseen
-        # To the engine, all batches are one tenant, whose turns have its share. Prefixes stay those of the owner.
-        tenant, namespace = (BACKGROUND, owner or "") if session.background else (owner or "", None)
-        opening: Callable[[Ticket], Command]
-        if prefix is None:
-            digest = session.adapter_digest
-            opening = partial(Open, session=session.id, tenant=tenant, namespace=namespace, adapter=digest)
-        else:
+        opening: Callable[[Ticket], Command] = session.opening
+        if prefix is not None:
             parent, length = prefix
             opening = partial(Fork, session=parent.id, child=session.id)
             session.history, session.namespace = parent.history[:length], parent.namespace
@@ -187,15 +178,8 @@ class SessionRegistry:
         self.table.require_guarantee(owner)
         labels = dict(metadata or {})
         session = Session(self.new_id(), owner, labels, ttl_s, Residency.GUARANTEED, adapter=adapter)
-        opening = partial(
-            Open,
-            session=session.id,
-            tenant=owner or "",
-            residency=session.residency,
-            adapter=session.adapter_digest,
-        )
         async with self.opening(session):
-            await self.executor.call(opening, stall_ends_it=True)
+            await self.executor.call(session.opening, stall_ends_it=True)
         return session
 
     @contextlib.asynccontextmanager
@@ -332,15 +316,7 @@ class SessionRegistry:
         """Have the engine keep the session's KV only as that of a prefix. The next turn takes what is still there."""
         self._close_in_engine(session)
         if self.executor.failure is None:
-            opening = partial(
-                Open,
-                session=session.id,
-                tenant=session.owner or "",
-                token_ids=tuple(session.history),
-                had_kv=False,
-                adapter=session.adapter_digest,
-            )
-            self.executor.post(opening)
+            self.executor.post(partial(session.opening, had_kv=False))
 
     def give_model(self, session: Session, adapter: Adapter | None) -> None:
         """Have a session that has no token yet be computed with the adapter. Raises `WrongState` for any other."""
@@ -369,3 +345,22 @@ class SessionRegistry:
     def _close_in_engine(self, session: Session) -> None:
         if self.executor.failure is None:
             self.executor.post(lambda ticket: Close(ticket, session.id))
+
+
+def take_notice(table: SessionTable, keeper: SessionKeeper, notice: Notice) -> None:
+    """Take a notice of the engine to its session. One that has closed meanwhile has nothing left to note."""
+    session = table.find(notice.session)
+    if session is None:
+        return
+    match notice:
+        case Placed():
+            session.place(notice.memory)
+        case Spent():
+            if notice.breakpoint in session.breakpoints:
+                session.spent[notice.breakpoint] = session.breakpoints.pop(notice.breakpoint)
+                keeper.note(session)
+                session.watcher.armed(session)
+        case Lacking():
+            table.on_lacking(session, notice)
+        case _:
+            assert_never(notice)

@@ -20,12 +20,13 @@ from app.domain.values import (
     Residency,
     SessionId,
     SessionState,
+    Ticket,
     TokenLogprobs,
     TurnUsage,
     common_prefix,
 )
 from app.engine_process.turn import Turn
-from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
+from app.messages import Failed, Open, Paused, Started, Token, TurnEvent, TurnFinished
 from app.sessions.keyed import KeyedRequest
 from app.text.generation import TextRule, TurnReader
 
@@ -123,6 +124,8 @@ UNNAMED = ""
 OF_RESPONSES = "\n"
 """The name of every session that was opened for kept responses. No header can say it either."""
 
+BACKGROUND = "\n"
+"""The tenant of all requests of batches, whoever owns them. No file of tenants can name it."""
 MAX_ANSWERS = 512
 """Whose places are known of a session: each turn journals them."""
 
@@ -295,6 +298,15 @@ class Session:
     def bound_as(self) -> str | None:
         """What it is found by: its name, which calls for another model may use for a session of that model."""
         return None if self.called is None else bound_name(self.called, self.adapter)
+
+    def opening(self, ticket: Ticket, *, had_kv: bool = True) -> Open:
+        """What has the engine know the session as it is now."""
+        tenant, namespace = self.owner or "", self.namespace
+        if self.background:  # to the engine, all batches are one tenant, whose turns have its share
+            tenant, namespace = BACKGROUND, tenant if namespace is None else namespace  # prefixes stay the owner's
+        history, armed = tuple(self.history), tuple(self.breakpoints.values())
+        made, adapter = self.interventions, self.adapter_digest
+        return Open(ticket, self.id, tenant, self.residency, history, had_kv, armed, made, namespace, adapter)
 
     @property
     def gives_way(self) -> bool:

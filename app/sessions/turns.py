@@ -30,8 +30,7 @@ from app.sessions.side_work import Lane, SideWork
 from app.sessions.table import SessionTable
 from app.sessions.tool_waits import ToolWaits
 from app.telemetry.metrics import Metrics
-from app.telemetry.traces import TurnStart
-from app.telemetry.turn_metrics import TurnClock
+from app.telemetry.turn_metrics import TurnClock, TurnStart
 from app.text.generation import TextRule, TurnReader
 from app.text.tokenizer import Tokens
 
@@ -295,8 +294,7 @@ class Turns:
             charge = self._reserve(child, place, cleanup, sent=place.left_of_prompt)
             async with opening:
                 turn = await self._executor.call_for_turn(
-                    lambda ticket, turn: Fork(ticket, session.id, child.id, turn),
-                    self.observer(child, charge),
+                    lambda ticket, turn: Fork(ticket, session.id, child.id, turn), self.observer(child, charge)
                 )
                 self._take_up(child, turn, place, charge, copy_of=session.trace)
 
@@ -340,13 +338,7 @@ class Turns:
         return charge
 
     def _take_up(
-        self,
-        session: Session,
-        turn: Turn,
-        place: PausedPlace,
-        charge: TurnCharge,
-        *,
-        copy_of: TurnSpan | None = None,
+        self, session: Session, turn: Turn, place: PausedPlace, charge: TurnCharge, *, copy_of: TurnSpan | None = None
     ) -> None:
         """Make a new session be paused in that place, as the engine has it. It has its history already."""
         self._charges.begin(session.owner, charge)

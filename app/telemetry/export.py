@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 
 from app.settings.values import TRACES_PATH
 from app.telemetry.spans import TurnSpan
-from app.telemetry.traces import CLOSE_S, TurnStart
+from app.telemetry.turn_metrics import CLOSE_S, TurnStart
 
 logger = logging.getLogger(__name__)
 

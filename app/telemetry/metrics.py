@@ -5,14 +5,14 @@ from enum import StrEnum
 from itertools import chain
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from app.domain.homes import MoveReason
 from app.domain.memory_map import MemoryMap
 from app.domain.values import JournalState, Tier
-from app.telemetry.turn_metrics import TurnMetrics, labelled, seconds
+from app.telemetry.turn_metrics import TurnMetrics, labelled
 
 
 class Refused(StrEnum):
@@ -228,7 +228,8 @@ class Metrics:
     def __init__(self, model_name: str) -> None:
         own = CollectorRegistry()
         self.turns = TurnMetrics(own)
-        self.signal = seconds("djinn_signal_seconds", "From a parsed phase signal to its answer", SIGNAL_BUCKETS, own)
+        signal = "From a parsed phase signal to its answer"
+        self.signal = Histogram("djinn_signal_seconds", signal, buckets=SIGNAL_BUCKETS, registry=own)
         self.ignored_fields = Counter(
             "djinn_ignored_fields", "Fields without effect that answers named", ["field"], registry=own
         )
@@ -253,12 +254,7 @@ class Metrics:
         self._labels = {"model_name": model_name, "engine": "0"}
 
     def render(
-        self,
-        memory: MemoryMap | None,
-        journal: JournalState,
-        tenants: Mapping[str, Mapping[str, int]],
-        *,
-        is_up: bool,
+        self, memory: MemoryMap | None, journal: JournalState, tenants: Mapping[str, Mapping[str, int]], *, is_up: bool
     ) -> bytes:
         """The text of `/metrics`, with the engine's part taken from `memory`, the journal's from `journal`, and that of
         each tenant from `tenants`. None: the engine has not told. `is_up`: there is one.

@@ -33,7 +33,7 @@ from app.domain.memory_map import SessionMemory
 from app.domain.values import Tier
 from app.logs import REQUEST, request_id
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
-from app.telemetry.traces import TRACE_RESPONSE, TurnStart
+from app.telemetry.turn_metrics import TRACE_RESPONSE, TurnStart
 
 CHAT_FIELDS = ("messages", "input")
 """What a conversation comes in. Any other field has a text to go on with."""
@@ -175,11 +175,7 @@ class TurnSpan:
         moved = memory.bytes_in - before.bytes_in + memory.bytes_out - before.bytes_out
         self.span.add_event(
             "djinn.kv.move",
-            {
-                "djinn.kv.from": tier_of(before),
-                "djinn.kv.to": tier_of(memory),
-                "djinn.kv.bytes": moved,
-            },
+            {"djinn.kv.from": tier_of(before), "djinn.kv.to": tier_of(memory), "djinn.kv.bytes": moved},
             self._ns(now),
         )
 

@@ -1,23 +1,24 @@
-"""Prometheus metrics of turns, and the clock that records each."""
+"""What sessions tell of their turns: Prometheus metrics, by the clock of each, and the beginning of its span, in words
+that need no OpenTelemetry.
+"""
+
+from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from app.domain.activations import ResumeCost
-from app.domain.values import FinishReason
+from app.domain.memory_map import SessionMemory
+from app.domain.values import FinishReason, SamplingParams, SessionId
 from app.messages import Failed, Paused, Probed, Started, Token, TurnEvent, TurnFinished
 
 TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
 CHECKPOINT_BUCKETS = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1)
 TURN_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
-
-
-def seconds(name: str, text: str, buckets: tuple[float, ...], registry: CollectorRegistry) -> Histogram:
-    """A histogram of times in seconds."""
-    return Histogram(name, text, buckets=buckets, registry=registry)
 
 
 def labelled(name: str, text: str, label: str, values: Iterable[str], registry: CollectorRegistry) -> Counter:
@@ -34,16 +35,16 @@ class TurnMetrics:
     """Turns of one server, in the given registry."""
 
     def __init__(self, own: CollectorRegistry) -> None:
-        count, turns = partial(Counter, registry=own), partial(seconds, buckets=TURN_BUCKETS, registry=own)
-        checkpoints = partial(seconds, buckets=CHECKPOINT_BUCKETS, registry=own)
+        count, turns = partial(Counter, registry=own), partial(Histogram, buckets=TURN_BUCKETS, registry=own)
+        checkpoints = partial(Histogram, buckets=CHECKPOINT_BUCKETS, registry=own)
         self.prompt_tokens = count("djinn_prompt_tokens", "Context tokens that turns started from")
         self.generation_tokens = count("djinn_generation_tokens", "Tokens generated")
         self.recomputed_tokens = count("djinn_recomputed_tokens", "Tokens whose KV had been lost")
         self.cache_queries = count("djinn_prefix_cache_queries", "Tokens looked up in the KV")
         self.cache_hits = count("djinn_prefix_cache_hits", "Tokens whose KV was there already")
         self.first_token = turns("djinn_time_to_first_token_seconds", "From submit to first token")
-        between = "Between two tokens of a turn"
-        self.inter_token = seconds("djinn_inter_token_latency_seconds", between, TOKEN_BUCKETS, own)
+        tokens = partial(Histogram, buckets=TOKEN_BUCKETS, registry=own)
+        self.inter_token = tokens("djinn_inter_token_latency_seconds", "Between two tokens of a turn")
         self.queue = turns("djinn_turn_queue_seconds", "From submit to start, without the wait for KV on its way")
         self.restore = turns("djinn_turn_restore_seconds", "Wait for KV on its way, of turns that had to wait for it")
         with_history = "From submit to first token, of turns that go on with a history"
@@ -142,3 +143,32 @@ class TurnClock:
         self._metrics.recomputed_tokens.inc(usage.tokens_recomputed)
         self._metrics.cache_queries.inc(usage.prompt_tokens)
         self._metrics.cache_hits.inc(usage.cached_tokens)
+
+
+TRACE_RESPONSE = "traceresponse"
+"""The header of an answer that names the span of its turn, and its key in the state of the request."""
+CLOSE_S = 3.0
+"""How long the end of the server may wait for the collector of spans."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStart:
+    """What is known of a turn at its beginning. It has no text and no token."""
+
+    session: SessionId
+    owner: str | None
+    model: str
+    kv: SessionMemory
+    """Where the session's KV is."""
+    max_tokens: int
+    param: str = ""
+    """The field that its tokens came from."""
+    sampling: SamplingParams | None = None
+    """None: the turn was paused elsewhere, and goes on from there."""
+    copy_of: object = None
+    """The `TurnSpan` of the turn that it was copied from."""
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it begins with a pause."""
+        return self.sampling is None

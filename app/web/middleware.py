@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.domain.errors import Fenced, ForeignHost
 from app.domain.text import ANY_HOST, PRIVATE_HOSTS, is_private_name
 from app.logs import REQUEST, method_of, route_of, session_of
-from app.telemetry.traces import TRACE_RESPONSE
+from app.telemetry.turn_metrics import TRACE_RESPONSE
 from app.web.bodies import matched
 from app.web.errors import REQUEST_ID_HEADER, TRY_AGAIN_LATER, close_socket, end_with, error_response, is_of_anthropic
 

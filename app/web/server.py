@@ -16,14 +16,12 @@ from typing import Self
 
 import uvicorn
 from fastapi import FastAPI
-from starlette.types import ASGIApp
 
 from app.engine_process.engine import END_TIMEOUT_S, STOP_TIMEOUT_S
 from app.journal.journal import CLOSE_S as JOURNAL_S
 from app.sessions.lifecycle import KEEP_S, LATE_S, Evacuate, drain
-from app.settings import Settings
 from app.telemetry.metrics import ConnectionMetrics
-from app.telemetry.traces import CLOSE_S as TRACES_S
+from app.telemetry.turn_metrics import CLOSE_S as TRACES_S
 from app.web.connections import ONCE_PER_MINUTE, Caps, Connection, ConnectionTable
 from app.web.listener import Listener
 from app.web.protocol import HttpProtocol, WebSocketProtocol, watch
@@ -49,97 +47,6 @@ LOOK_S = 0.01
 """Between looks at what is open yet at the end. uvicorn would wait a tenth of a second at least."""
 KEEP_ALIVE_TIMEOUT_S = 75
 """Agents come back after a tool has run: uvicorn's 5 s would close their pooled connections under them."""
-
-
-class ListeningServer(uvicorn.Server):
-    """Serves `app` on bound sockets, within the caps and deadlines of the settings. The first is its own; others may be
-    shared with processes that take connections of them too.
-    """
-
-    def __init__(self, app: ASGIApp, settings: Settings, metrics: ConnectionMetrics, caps: Caps) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                loop="asyncio",
-                log_config=None,  # its lines have the form of all others
-                log_level="warning",
-                access_log=False,
-                timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
-                timeout_graceful_shutdown=ANSWERS_S,
-                ws=WebSocketProtocol,
-                ws_max_size=int(settings.max_request_bytes),
-                # A message of 8 kB would come to one of 8 MiB.
-                ws_per_message_deflate=False,
-            )
-        )
-        logging.getLogger("uvicorn.error").addFilter(ONCE_PER_MINUTE)
-        self.table = ConnectionTable(caps, metrics)
-        self._metrics = metrics
-        self._settings = settings
-        self._listeners: list[Listener] = []
-        self._watching: asyncio.Task[None] | None = None
-        self._told_at = 0.0
-        """When a first signal came."""
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen on `sockets`."""
-        assert sockets is not None
-        await super().startup([])
-        if self.started:
-            self.started = False  # until clients can connect
-            for bound in sockets:
-                # Connections inherit it: without it those of a server that was killed keep the port for a minute.
-                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener = Listener(bound, self.table, self._metrics, self.speak)
-                listener.start(self.config.backlog)
-                self._listeners.append(listener)
-            self._watching = asyncio.create_task(watch(self.table, self._settings, self._metrics))
-            self.started = True
-            self.has_started(url_of(sockets[0]))
-
-    def has_started(self, url: str) -> None:
-        """Called when it listens at `url`."""
-
-    def speak(self, connection: Connection) -> HttpProtocol:
-        """The protocol of a new connection."""
-        return HttpProtocol(
-            connection,
-            self.table,
-            config=self.config,
-            server_state=self.server_state,
-            app_state=self.lifespan.state,
-        )
-
-    def close_port(self) -> None:
-        """Take no more connections; those that are open stay. A second call does nothing."""
-        while self._listeners:
-            self._listeners.pop().close()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Give answers under way their time, then close."""
-        self.close_port()
-        for bound in sockets or ():
-            bound.close()
-        await close_connections(self)
-        if not self.force_exit:
-            await self.lifespan.shutdown()
-        if self._watching is not None:
-            self._watching.cancel()
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal, leave at the second. Unlike uvicorn's own, the process has an exit status."""
-        now = time.monotonic()
-        if not self.should_exit:
-            self._told_at = now
-        elif sig != signal.SIGTERM or now - self._told_at >= ECHO_S:
-            self.end_at_once()
-        self.should_exit = True
-
-    def end_at_once(self) -> None:
-        """Leave, whatever is under way."""
-        self.should_exit = self.force_exit = True
-        # Every request that ends here would be a traceback.
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
 
 
 async def close_connections(server: uvicorn.Server) -> None:
@@ -207,20 +114,58 @@ has the state folder.
 """
 
 
-class Server(ListeningServer):
-    """Serves `app`; prints one line to stdout when it takes requests."""
+class Server(uvicorn.Server):
+    """Serves `app` on bound sockets, within the caps and deadlines of its settings; prints one line to stdout when it
+    takes requests. The first socket is its own; others may be shared with processes that take connections of them too.
+    """
 
     def __init__(self, app: FastAPI, caps: Caps, hangups: Hangups | None = None) -> None:
         """`hangups` are heard from its start on; None: as if there were none."""
-        services = app.state.services
-        super().__init__(app, services.settings, services.metrics.connections, caps)
-        self._services = services
+        services = self._services = app.state.services
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="asyncio",
+                log_config=None,  # its lines have the form of all others
+                log_level="warning",
+                access_log=False,
+                timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
+                timeout_graceful_shutdown=ANSWERS_S,
+                ws=WebSocketProtocol,
+                ws_max_size=int(services.settings.max_request_bytes),
+                # A message of 8 kB would come to one of 8 MiB.
+                ws_per_message_deflate=False,
+            )
+        )
+        logging.getLogger("uvicorn.error").addFilter(ONCE_PER_MINUTE)
         self._hangups = hangups
+        self._metrics: ConnectionMetrics = services.metrics.connections
+        self.table = ConnectionTable(caps, self._metrics)
+        self._listeners: list[Listener] = []
+        self._watching: asyncio.Task[None] | None = None
+        self._told_at = 0.0
+        """When a first signal came."""
         self._interrupted = False
         self.status = ENDED
         """With what the process should end, once it has."""
 
-    def has_started(self, url: str) -> None:
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen on `sockets`."""
+        assert sockets is not None
+        await super().startup([])
+        if self.started:
+            self.started = False  # until clients can connect
+            for bound in sockets:
+                # Connections inherit it: without it those of a server that was killed keep the port for a minute.
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener = Listener(bound, self.table, self._metrics, self.speak)
+                listener.start(self.config.backlog)
+                self._listeners.append(listener)
+            self._watching = asyncio.create_task(watch(self.table, self._services.settings, self._metrics))
+            self.started = True
+            self._has_started(url_of(sockets[0]))
+
+    def _has_started(self, url: str) -> None:
         """Say so, and hear hangups."""
         # A full collection goes through each object and stops every turn meanwhile: 0.3 s with those of the
         # modules and the model, which are never garbage.
@@ -272,6 +217,17 @@ class Server(ListeningServer):
                 logger.critical("%s is another server's: this one ends at once with status %d", what, self.status)
                 self.end_at_once()
 
+    def speak(self, connection: Connection) -> HttpProtocol:
+        """The protocol of a new connection."""
+        return HttpProtocol(
+            connection, self.table, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+
+    def close_port(self) -> None:
+        """Take no more connections; those that are open stay. A second call does nothing."""
+        while self._listeners:
+            self._listeners.pop().close()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain, then close. While it drains the port still answers, so that `/ready` can say 503."""
         cluster, settings = self._services.cluster, self._services.settings
@@ -294,7 +250,13 @@ class Server(ListeningServer):
                 await asyncio.sleep(0.1)
         if not self.force_exit:
             logger.info("drain: the port is closed; answers under way have %d s", ANSWERS_S)
-        await super().shutdown(sockets)
+        for bound in sockets or ():
+            bound.close()
+        await close_connections(self)
+        if not self.force_exit:
+            await self.lifespan.shutdown()
+        if self._watching is not None:
+            self._watching.cancel()
         if not self.force_exit:
             waiting = self._services.sessions.keeper.state.waiting
             level = logging.ERROR if waiting else logging.INFO
@@ -302,6 +264,19 @@ class Server(ListeningServer):
             self.status = NOT_DURABLE if waiting else self.status
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end. Ctrl-C reaches all servers of a terminal: no server is left for sessions to go to."""
+        """Drain at the first signal, leave at the second. Unlike uvicorn's own, the process has an exit status. Ctrl-C
+        reaches all servers of a terminal: no server is left for sessions to go to.
+        """
         self._interrupted = self._interrupted or sig == signal.SIGINT
-        super().handle_exit(sig, frame)
+        now = time.monotonic()
+        if not self.should_exit:
+            self._told_at = now
+        elif sig != signal.SIGTERM or now - self._told_at >= ECHO_S:
+            self.end_at_once()
+        self.should_exit = True
+
+    def end_at_once(self) -> None:
+        """Leave, whatever is under way."""
+        self.should_exit = self.force_exit = True
+        # Every request that ends here would be a traceback.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)

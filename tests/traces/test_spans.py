@@ -31,7 +31,7 @@ from app.logs import REQUEST
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
 from app.telemetry import spans
 from app.telemetry.spans import MOST_PARTS, TurnSpan
-from app.telemetry.traces import TurnStart
+from app.telemetry.turn_metrics import TurnStart
 from tests.routers.breakpoints.pausing import arm, open_session
 from tests.routers.generating import CONTEXT, GREEDY, in_tier, streaming, wait_for
 from tests.serving import serve
