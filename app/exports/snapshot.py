@@ -11,15 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
 from app.domain.activations import CheckpointInfo, PausedTurn
-from app.domain.breakpoints import (
-    Breakpoint,
-    Intervention,
-    OnTimeout,
-    Swap,
-    TensorData,
-    TensorTable,
-    swapped,
-)
+from app.domain.breakpoints import Breakpoint, Intervention, OnTimeout, Swap, TensorData, TensorTable, swapped
 from app.domain.text import has_more_values, is_nested_too_deep
 from app.domain.values import MAX_LABEL_BYTES, MAX_NAME, NEUTRAL, SamplingParams, StopRule, TokenLogprobs
 from app.machine.files import size

@@ -110,12 +110,7 @@ class Charges:
         """Each owner's turns that calls have yet to begin, with the tokens of their contexts."""
 
     def reserve(
-        self,
-        owner: str | None,
-        needs: Sequence[TurnNeed],
-        cleanup: contextlib.AsyncExitStack,
-        *,
-        generated: int = 0,
+        self, owner: str | None, needs: Sequence[TurnNeed], cleanup: contextlib.AsyncExitStack, *, generated: int = 0
     ) -> list[TurnCharge]:
         """Count turns that a call will `begin`. What has not begun when `cleanup` unwinds is given back. Copies of a
         paused turn have `generated` some already.

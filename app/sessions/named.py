@@ -183,12 +183,7 @@ class BoundSessions:
         return session
 
     def open_unnamed(
-        self,
-        owner: str | None,
-        cleanup: AsyncExitStack,
-        *,
-        metadata: dict[str, str],
-        adapter: Adapter | None = None,
+        self, owner: str | None, cleanup: AsyncExitStack, *, metadata: dict[str, str], adapter: Adapter | None = None
     ) -> Session:
         """A new session, to be found by its history. While it is idle, it gives way to others at the limit. `cleanup`
         unwinds when its first call is over.

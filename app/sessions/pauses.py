@@ -39,11 +39,7 @@ class Pauses:
         """Reads turns that a timeout has resumed."""
 
     def cancel(
-        self,
-        session: Session,
-        turn: Turn,
-        keep: int | None = None,
-        reason: FinishReason = FinishReason.CANCELLED,
+        self, session: Session, turn: Turn, keep: int | None = None, reason: FinishReason = FinishReason.CANCELLED
     ) -> None:
         """Ask for the end of `turn`, without waiting. The first `keep` generated tokens stay (None: all).
 

@@ -124,15 +124,10 @@ class BodyLimitMiddleware:
                 share.shrink()
 
     async def _serve_messages(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a WebSocket. Its protocol has a message while it comes, and asks for its part of the budget."""
+        """Serve a WebSocket. Its protocol has a message while it comes, and asks for its part of the budget. To the
+        application, a message over the limit is the end of the connection.
+        """
         share = scope["state"]["share"] = Share(self.budget, client_of(scope))
-        try:
-            await self.app(scope, self._limited(receive, send), send)
-        finally:
-            share.shrink()
-
-    def _limited(self, receive: Receive, send: Send) -> Receive:
-        """Receives messages of a WebSocket. To the application, one over the limit is the end of the connection."""
 
         async def receive_limited() -> Message:
             message = await receive()
@@ -143,7 +138,10 @@ class BodyLimitMiddleware:
             await close_socket(send, MESSAGE_TOO_BIG, reason)
             return {"type": "websocket.disconnect", "code": MESSAGE_TOO_BIG, "reason": reason}
 
-        return receive_limited
+        try:
+            await self.app(scope, receive_limited, send)
+        finally:
+            share.shrink()
 
 
 PIECE_BYTES = 1 << 20
