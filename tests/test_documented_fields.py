@@ -10,7 +10,7 @@ from app.openai.completions import CompletionBody
 from app.openai.embeddings import EmbeddingBody
 from app.openai.models import DetokenizeBody, TokenizeBody
 from app.openai.response_input import ResponseBody
-from app.wire.extras import ANTHROPIC, UNSUPPORTED, OpenBody
+from app.wire.calls import ANTHROPIC, UNSUPPORTED, OpenBody
 from app.wire.turns import SamplingFields
 from tests.test_docs import PAGES
 

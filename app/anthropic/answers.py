@@ -16,10 +16,8 @@ from app.tools.reader import Answer, CallArguments, CallBegun, Content, Piece, R
 from app.tools.thinking import Seal
 from app.web.errors import messages_error_body, visible_error
 from app.web.sse import sse_event
-from app.wire.base import event_of, fixed, list_of, shape, union_of
-from app.wire.calls import DJINN
-from app.wire.readings import djinn_of
-from app.wire.turns import is_none
+from app.wire.base import event_of, fixed, is_none, list_of, shape, union_of
+from app.wire.readings import DJINN, djinn_of
 
 Event = dict[str, Any]
 """One event of a stream; `type` is its name."""

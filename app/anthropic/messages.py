@@ -10,14 +10,12 @@ from typing_extensions import TypeAliasType
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import Grammar
 from app.text.tokenizer import CharacterLimit, TextLimit, Tokens
-from app.tools.definitions import Tool, ToolMode, ToolUse, check_parameters
-from app.tools.prefixes import PREFIX_END, mark_instructions, prefix_ends
+from app.tools.definitions import PREFIX_END, Tool, ToolMode, ToolUse, check_parameters, mark_instructions
 from app.tools.replay import Chat, ChatPrompt
 from app.tools.support import ToolSupport
 from app.tools.thinking import Seal, Wish
 from app.wire.base import MAX_COUNT, LongList, TextOrList, WireModel, by_tag, type_of
-from app.wire.calls import CallBody
-from app.wire.extras import ANTHROPIC, DOCUMENT_LEFT_OUT, IMAGE_LEFT_OUT, OpenBody
+from app.wire.calls import ANTHROPIC, DOCUMENT_LEFT_OUT, IMAGE_LEFT_OUT, CallBody, OpenBody
 from app.wire.turns import StopString, json_form
 
 BILLING = "x-anthropic-billing-header:"
@@ -636,7 +634,7 @@ def message_prompt(
         marked = chat_of(_marked(body.system), [*messages, last], seal)
         return support.chat_text(mark_instructions(marked), shown, **options)
 
-    ends = prefix_ends(text, token_ids, render_marked, tokens, support)
+    ends = support.prefix_ends(text, token_ids, render_marked)
     return ChatPrompt(chat, tools, encode_again, token_ids, support.opening(text), prefix_ends=ends)
 
 

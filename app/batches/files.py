@@ -22,7 +22,7 @@ from app.domain.errors import DiskShort, FieldOutOfRange, FilesFull, NotFound, T
 from app.machine.budget import DiskRoom, Share, leaves_as_much
 from app.machine.files import make_writable, size, sync
 from app.wire.base import QueryModel, fixed, shape
-from app.wire.extras import OpenBody
+from app.wire.calls import OpenBody
 
 PART, ABOUT = ".part", ".json"
 """How the names end of a file that is not whole yet, and of what is known of a file."""

@@ -17,7 +17,7 @@ from app.batches.files import ExpiresAfter
 from app.domain.errors import DjinnError
 from app.web.bodies import read_json
 from app.wire.base import QueryModel, fixed, shape
-from app.wire.extras import OpenBody
+from app.wire.calls import OpenBody
 from app.wire.sessions import Metadata
 
 MAX_LINES = 50_000

@@ -14,7 +14,7 @@ from app.domain.errors import EngineError, FieldOutOfRange
 from app.domain.values import ModelInfo
 from app.openai.completions import Prompt, prompts_of
 from app.wire.base import fixed, shape
-from app.wire.extras import OpenBody
+from app.wire.calls import OpenBody
 
 
 class EmbeddingBody(OpenBody):

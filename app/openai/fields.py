@@ -17,8 +17,7 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.values import Grammar
 from app.tools.definitions import Tool, ToolMode, ToolUse, check_parameters
 from app.wire.base import MAX_COUNT, type_of
-from app.wire.calls import CallBody
-from app.wire.extras import OpenBody
+from app.wire.calls import CallBody, OpenBody
 from app.wire.turns import MAX_SEED, json_form
 
 MAX_CHOICES = 128

@@ -9,7 +9,7 @@ from app.openai.chat import Message
 from app.openai.fields import MAX_TOOLS, FunctionTool, ReasoningEffort, TemplateVariables
 from app.text.tokenizer import CharacterLimit
 from app.wire.base import LongList, TokenId, View, WireModel
-from app.wire.extras import OpenBody
+from app.wire.calls import OpenBody
 
 
 class DefaultSampling(View):

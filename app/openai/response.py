@@ -41,9 +41,9 @@ from app.openai.response_tools import HostedTool
 from app.sessions.session import Session
 from app.sessions.table import has_expired
 from app.tools.replay import Chat
-from app.wire.calls import Djinn
-from app.wire.extras import OpenBody, bare
-from app.wire.turns import is_none
+from app.wire.base import is_none
+from app.wire.calls import OpenBody, bare
+from app.wire.readings import Djinn
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 

@@ -29,8 +29,7 @@ from app.text.tokenizer import Tokens
 from app.tools.reader import Answer, CallArguments, CallBegun, Content, Reasoning
 from app.tools.thinking import Seal
 from app.web.errors import body_of
-from app.wire.calls import Djinn
-from app.wire.readings import by_kind, djinn_of
+from app.wire.readings import Djinn, by_kind, djinn_of
 
 Event = dict[str, Any]
 """One event, for `orjson` to write. `ResponseWriter` gives each its `sequence_number` last."""

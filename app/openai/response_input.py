@@ -64,8 +64,7 @@ from app.tools.definitions import ToolUse
 from app.tools.support import ToolSupport
 from app.tools.thinking import Seal, Wish
 from app.wire.base import MAX_COUNT, LongList, TextOrList, type_of
-from app.wire.calls import CallBody
-from app.wire.extras import IMAGE_LEFT_OUT, RESPONSES, OpenBody, bare
+from app.wire.calls import IMAGE_LEFT_OUT, RESPONSES, CallBody, OpenBody, bare
 from app.wire.sessions import Metadata
 from app.wire.turns import json_form
 

@@ -21,9 +21,8 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import TypeAliasType
 
-from app.wire.base import MAX_COUNT, LongList, shape, type_of
-from app.wire.extras import OpenBody
-from app.wire.turns import is_none
+from app.wire.base import MAX_COUNT, LongList, is_none, shape, type_of
+from app.wire.calls import OpenBody
 
 
 def encoded(value: Any) -> bytes:

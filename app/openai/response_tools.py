@@ -28,7 +28,7 @@ from app.tools.definitions import Tool, ToolMode, ToolUse
 from app.tools.lark import NotRegular, plain_lark, plain_regex, quoted_lark, quoted_regex
 from app.tools.reader import load_json
 from app.wire.base import by_tag, type_of
-from app.wire.extras import OpenBody, bare
+from app.wire.calls import OpenBody, bare
 
 HOSTED = (
     *("code_interpreter", "computer", "file_search", "image_generation", "mcp", "programmatic_tool_calling"),

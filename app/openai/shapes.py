@@ -6,10 +6,9 @@ from pydantic import Field
 
 from app.openai.response import ResponseObject
 from app.openai.response_items import OutputItem, OutputTextPart, SummaryPart, ThoughtPart
-from app.wire.base import ErrorBody, chunk_event, event_of, fixed, list_of, shape, union_of
-from app.wire.calls import DJINN
+from app.wire.base import ErrorBody, chunk_event, event_of, fixed, is_none, list_of, shape, union_of
+from app.wire.readings import DJINN
 from app.wire.sessions import Metadata
-from app.wire.turns import is_none
 
 PromptTokensDetails = shape("PromptTokensDetails", "Where the prompt's KV came from.", {"cached_tokens": int})
 CompletionTokensDetails = shape(

@@ -38,7 +38,7 @@ from app.tools.support import ToolSupport
 from app.tools.thinking import Heeded
 from app.web.openapi import component
 from app.web.sse import EventStream, unless_disconnected
-from app.wire.extras import IgnoredFields
+from app.wire.calls import IgnoredFields
 
 router = APIRouter(tags=["anthropic"], route_class=OpenAIRoute)
 REFUSALS: dict[int | str, dict[str, Any]] = {

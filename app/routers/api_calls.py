@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, nullcontext, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -30,7 +30,7 @@ from app.domain.text import header_text
 from app.domain.values import MAX_NAME, Adapter, ModelInfo, SamplingParams
 from app.engine_process.turn import Turn
 from app.logs import is_background
-from app.openai.choices import Choices, OpenSession
+from app.openai.answers import Choices
 from app.routers.dependencies import CleanupDep, KeyedDep, OwnerDep, Services, ServicesDep, errors
 from app.sessions.adapters import ServedAdapter
 from app.sessions.keyed import KeyedRequest
@@ -48,8 +48,7 @@ from app.web.errors import describe_validation
 from app.web.middleware import SESSION_HEADER, TOKEN_HEADER
 from app.web.openapi import component
 from app.web.sse import EventStream
-from app.wire.calls import CallBody
-from app.wire.extras import IgnoredFields, OpenBody
+from app.wire.calls import CallBody, IgnoredFields, OpenBody
 
 MOMENT_S = 2.0
 """How long a call waits for the turn of the session that it continues."""
@@ -346,8 +345,8 @@ class ApiCall:
         await self.meet_busy(prompts)
         charges = registry.turns.reserve(self.owner, of_choices, self.cleanup)
         with ExitStack() as undo:
-            open_session = self._sessions(n, self.labels(body, user), undo, prompts)
-            choices = Choices(registry, requests, n, charges, open_session, self.cleanup, self.keyed)
+            sessions = await self._sessions(n, self.labels(body, user), undo, prompts)
+            choices = Choices(registry, requests, n, charges, sessions, self.cleanup, self.keyed)
             await choices.start()
             undo.pop_all()
         self._turn = None if self._session is None else self._session.turn
@@ -438,9 +437,9 @@ class ApiCall:
         if self._session is not None and self._turn is not None and services.settings.park_on_tool_calls:
             services.sessions.wait_for_tools(self._session, self._turn, names)
 
-    def _sessions(
+    async def _sessions(
         self, n: int, metadata: dict[str, str], undo: ExitStack, prompts: Sequence[Sequence[int]]
-    ) -> OpenSession:
+    ) -> list[Session]:
         """Where the choices run: each in a session that lives as long as the call, or the one in the bound session.
 
         A name's first use opens a session, which `undo` drops if the call cannot start.
@@ -449,7 +448,10 @@ class ApiCall:
         if self.is_aside or (name is None and not (self.binds and n == len(prompts) == 1)):
             # For all or none: a refused call must close nothing.
             sessions.make_room(self.owner, n * len(prompts))
-            return partial(sessions.ephemeral, self.owner, metadata=metadata, adapter=self.adapter)
+            opening = (
+                sessions.ephemeral(self.owner, metadata=metadata, adapter=self.adapter) for _ in range(n * len(prompts))
+            )
+            return [await self.cleanup.enter_async_context(each) for each in opening]
         if n > 1:
             raise FieldOutOfRange(f"n must be 1 with {SESSION_HEADER}: a session has one history", param="n")
         if len(prompts) > 1:
@@ -467,7 +469,7 @@ class ApiCall:
             undo.callback(sessions.drop, session)
         self._session = session
         self.cleanup.enter_context(holding(session))  # it moves to no other server before the call is over
-        return lambda: nullcontext(session)
+        return [session]
 
 
 async def _api_call(

@@ -9,8 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.domain.values import ModelInfo
 from app.openai.answers import ChatChunkWriter, collect, head_of, stream, whole_choice, whole_json, with_readings
-from app.openai.chat import ChatBody, chat_of
-from app.openai.chat_prompt import chat_prompt
+from app.openai.chat import ChatBody, chat_of, chat_prompt
 from app.openai.completions import CompletionBody, CompletionChunkWriter, Echo, whole_continuation
 from app.openai.models import (
     DetokenizeAnswer,

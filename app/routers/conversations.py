@@ -25,7 +25,7 @@ from app.sessions.named import IDLE_TTL_S
 from app.sessions.session import OF_RESPONSES
 from app.tools.definitions import ToolUse
 from app.wire.base import LongList
-from app.wire.extras import RESPONSES, IgnoredFields, OpenBody
+from app.wire.calls import RESPONSES, IgnoredFields, OpenBody
 from app.wire.sessions import Metadata
 
 MOST_ITEMS = 20

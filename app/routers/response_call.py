@@ -12,7 +12,7 @@ from app.domain.errors import ContextTooLong, Draining, FieldOutOfRange, Malform
 from app.domain.homes import new_response_id
 from app.domain.values import FinishReason
 from app.messages import Reading, Started, TurnFinished
-from app.openai.chat_prompt import chat_prompt
+from app.openai.chat import chat_prompt
 from app.openai.models import tokenized_limit
 from app.openai.response import UNDER_WAY, Conversation, ResponseObject, StoredResponse, check_calls, to_chat
 from app.openai.response_events import Event, ResponseWriter
@@ -29,7 +29,7 @@ from app.text.tokenizer import TextLimit
 from app.tools.definitions import ToolUse
 from app.tools.reader import Answer
 from app.tools.replay import ChatPrompt
-from app.wire.calls import Djinn
+from app.wire.readings import Djinn
 
 
 class ResponseRun:

@@ -18,7 +18,7 @@ from app.routers.dependencies import Services
 from app.routers.response_call import start_response
 from app.web.bodies import read_in_turn
 from app.web.errors import describe_body, error_body, error_response, visible_error
-from app.wire.extras import IgnoredFields
+from app.wire.calls import IgnoredFields
 
 CREATE = "response.create"
 

@@ -18,7 +18,7 @@ from app.sessions.session import Session
 from app.sessions.turns import TurnRequest
 from app.text.generation import TextChunk, TurnReader
 from app.text.tokenizer import TextLimit, Tokens
-from app.tools.prefixes import mark_instructions, prefix_ends
+from app.tools.definitions import mark_instructions
 from app.web.bodies import JsonRoute
 from app.web.errors import body_of
 from app.web.openapi import component
@@ -236,7 +236,7 @@ async def _encode(session: Session, body: GenerateBody, services: Services) -> t
             return token_ids, ()
         chat = [message.model_dump() for message in body.messages]
         text, marked = tokens.chat_text(chat), mark_instructions(chat)
-        return token_ids, prefix_ends(text, token_ids, lambda: tokens.chat_text(marked), tokens, support)
+        return token_ids, support.prefix_ends(text, token_ids, lambda: tokens.chat_text(marked))
 
     found = await services.side_work.run(session.owner, encode)
     session.require(SessionState.IDLE, to="start a turn")

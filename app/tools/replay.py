@@ -20,8 +20,7 @@ from app.messages import TurnFinished
 from app.text.chat_template import REASONING
 from app.text.generation import TextChunk
 from app.text.tokenizer import Tokens
-from app.tools.definitions import Tool, ToolMode, ToolUse
-from app.tools.prompt import calls_of
+from app.tools.definitions import Tool, ToolMode, ToolUse, calls_of
 from app.tools.reader import CallArguments, CallBegun, Content, Reasoning, load_json
 from app.tools.support import ToolSupport
 from app.tools.thinking import Opening

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate, takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +15,17 @@ from app.domain.errors import FieldOutOfRange, MalformedRequest
 from app.domain.values import Grammar, GrammarKind
 from app.text.tokenizer import Tokens
 from app.tools.calls import CallReader
-from app.tools.definitions import Tool, ToolMode, ToolUse
-from app.tools.formats import HARMONY, Thinking, find_chat_format
+from app.tools.definitions import (
+    PREFIX_END,
+    Message,
+    Tool,
+    ToolMode,
+    ToolUse,
+    messages_as_text,
+    messages_for_template,
+    with_instructions,
+)
+from app.tools.formats import HARMONY, HARMONY_THINKING, Thinking, find_chat_format
 from app.tools.grammar import (
     after_thinking,
     any_answer,
@@ -26,9 +37,8 @@ from app.tools.grammar import (
 )
 from app.tools.harmony import HarmonyReader
 from app.tools.lark import PREFIX, START
-from app.tools.prompt import Message, messages_as_text, messages_for_template, with_instructions
 from app.tools.reader import Answer, AnswerReader, FamilyReader
-from app.tools.thinking import Heeded, Opening, Seal, ThoughtReader, Wish, heed, opening_of
+from app.tools.thinking import EFFORT, HARMONY_EFFORTS, SWITCHES, Heeded, Opening, Seal, ThoughtReader, Wish
 
 if TYPE_CHECKING:
     from transformers.utils.chat_parsing.response_templates import ResponseTemplate
@@ -45,6 +55,8 @@ _PROBE_CHAT: tuple[Message, ...] = (
 
 
 _PROBE_THOUGHT = "thought_of_probe"
+MOST_ENDS = 4
+"""The most ends of shared prefixes of one prompt; later ones are left out."""
 _THOUGHTS = ("thinking", "reasoning_content", "reasoning")
 """Fields of a `response_template` that hold thoughts."""
 
@@ -85,8 +97,28 @@ class ToolSupport:
 
     def heed(self, wish: Wish) -> Heeded:
         """What this model can do of what a call says of thinking."""
-        reads = self._tokens.template_reads
-        return heed(wish, reads, self.thinking, has_budget=self.has_budget)
+        reads, form = self._tokens.template_reads, self.thinking
+        variables = {name: value for name, value in wish.variables.items() if name in reads}
+        unread = [f"chat_template_kwargs.{name}" for name in wish.variables if name not in reads]
+        ignored = ["chat_template_kwargs"] if unread and not variables else unread
+        switches = [name for name in SWITCHES if name in reads]
+        thinks, effort = wish.thinks, wish.effort
+        if effort is not None:
+            if EFFORT in reads:
+                variables.setdefault(
+                    EFFORT, HARMONY_EFFORTS.get(effort, effort) if form is HARMONY_THINKING else effort
+                )
+            elif not switches and not (effort == "none" and form is None):
+                ignored.append(wish.effort_field)
+            thinks = effort != "none" if thinks is None else thinks
+        if thinks is not None:
+            variables = dict.fromkeys(switches, thinks) | variables
+        if wish.thinks is not None and not switches and wish.thinks is (form is None):
+            ignored.append("thinking")
+        budget = wish.budget if self.has_budget else None
+        if wish.budget is not None and budget is None and not (wish.thinks and form is None):
+            ignored.append(wish.budget_field)
+        return Heeded(variables, budget, tuple(ignored))
 
     @property
     def has_budget(self) -> bool:
@@ -107,8 +139,33 @@ class ToolSupport:
         return _PROBE_THOUGHT in self._probe([_PROBE_CHAT[0], thought, _PROBE_CHAT[2]])
 
     def opening(self, prompt: str) -> Opening:
-        """How a prompt leaves the model's turn."""
-        return opening_of(prompt, self.thinking)
+        """How a prompt leaves the model's turn, as the end of its text says."""
+        form, end = self.thinking, prompt[-200:].rstrip()
+        if form is None or (end.endswith(form.end) and form is not HARMONY_THINKING):  # whose next message begins so
+            return Opening.CLOSED
+        return Opening.OPEN if end.endswith(form.open.rstrip()) else Opening.FREE
+
+    def prefix_ends(self, text: str, token_ids: Sequence[int], render_marked: Callable[[], str]) -> tuple[int, ...]:
+        """Where the prefixes of a prompt end that other chats may share: the number of its tokens before each mark,
+        rising. For a model with recurrent layers a state is kept there, because KV alone is not enough to go on from a
+        prefix. `text` is that of the prompt, and `render_marked` returns that of the same chat with a `PREFIX_END`
+        after its instructions and tools, and after each text that the client has marked.
+
+        Empty for a model without recurrent layers, and if the template refuses the marked chat or renders the rest of
+        it differently.
+        """
+        if not self.keeps_states:
+            return ()
+        try:
+            parts = render_marked().split(PREFIX_END)
+        except MalformedRequest:
+            return ()
+        places = [*accumulate(len(part.encode()) for part in parts[: min(MOST_ENDS, len(parts) - 1)])]
+        if not places or "".join(parts) != text:
+            return ()
+        lengths = (len(self._tokens.token_bytes(token_id)) for token_id in token_ids)
+        ends = [*takewhile(lambda end: end <= places[-1], accumulate(lengths))]
+        return tuple(sorted({bisect_right(ends, place) for place in places}))
 
     @cached_property
     def ends(self) -> frozenset[int]:

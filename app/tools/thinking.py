@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from app.machine.files import make_private, make_private_folder, sync
-from app.tools.formats import HARMONY_THINKING, Thinking
+from app.tools.formats import Thinking
 from app.tools.reader import AnswerReader, Content, Piece, Reasoning, Speech, undecided
 
 
@@ -26,14 +26,6 @@ class Opening(Enum):
     """It is in the middle of its thoughts: the template has begun them."""
     CLOSED = auto()
     """The template has ended them, so that the model does not think."""
-
-
-def opening_of(prompt: str, form: Thinking | None) -> Opening:
-    """What the end of a prompt's text says."""
-    end = prompt[-200:].rstrip()
-    if form is None or (end.endswith(form.end) and form is not HARMONY_THINKING):  # whose next message begins so
-        return Opening.CLOSED
-    return Opening.OPEN if end.endswith(form.open.rstrip()) else Opening.FREE
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,29 +56,6 @@ SWITCHES = ("enable_thinking", "thinking")
 """Variables by which templates turn thinking on and off."""
 EFFORT = "reasoning_effort"
 HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
-
-
-def heed(wish: Wish, reads: frozenset[str], form: Thinking | None, *, has_budget: bool) -> Heeded:
-    """What a model whose template `reads` these variables makes of a wish."""
-    variables = {name: value for name, value in wish.variables.items() if name in reads}
-    unread = [f"chat_template_kwargs.{name}" for name in wish.variables if name not in reads]
-    ignored = ["chat_template_kwargs"] if unread and not variables else unread
-    switches = [name for name in SWITCHES if name in reads]
-    thinks, effort = wish.thinks, wish.effort
-    if effort is not None:
-        if EFFORT in reads:
-            variables.setdefault(EFFORT, HARMONY_EFFORTS.get(effort, effort) if form is HARMONY_THINKING else effort)
-        elif not switches and not (effort == "none" and form is None):
-            ignored.append(wish.effort_field)
-        thinks = effort != "none" if thinks is None else thinks
-    if thinks is not None:
-        variables = dict.fromkeys(switches, thinks) | variables
-    if wish.thinks is not None and not switches and wish.thinks is (form is None):
-        ignored.append("thinking")
-    budget = wish.budget if has_budget else None
-    if wish.budget is not None and budget is None and not (wish.thinks and form is None):
-        ignored.append(wish.budget_field)
-    return Heeded(variables, budget, tuple(ignored))
 
 
 class _State(Enum):

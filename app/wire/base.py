@@ -73,6 +73,11 @@ def _allow_done(schema: dict[str, Any]) -> None:
     schema.pop("contentMediaType")
 
 
+def is_none(value: object) -> bool:
+    """For fields that are left out of the answer when they have no value."""
+    return value is None
+
+
 MAX_COUNT = 2**31 - 1
 TokenId = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 S = TypeVar("S")

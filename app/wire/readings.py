@@ -1,4 +1,6 @@
-"""What is read inside the model while a turn runs, beside its tokens: by probes and by dictionaries."""
+"""What is read inside the model while a turn runs, beside its tokens: by probes and by dictionaries; and the field
+`djinn`, in which answers of other APIs tell it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from typing import Any, Self
 from pydantic import BaseModel, Field
 
 from app.messages import Featured, Probed, Reading
+from app.wire.base import is_none
 
 
 def _finite(value: float) -> float | None:
@@ -73,3 +76,33 @@ def djinn_of(readings: Iterable[Reading]) -> dict[str, Any]:
     """The same, in the field `djinn` of an answer of another API."""
     found = {kind: [each.model_dump() for each in views] for kind, views in by_kind(readings).items()}
     return {"djinn": found} if found else {}
+
+
+class Djinn(BaseModel):
+    """What only this server tells of an answer."""
+
+    recomputed_because: str | None = Field(
+        None, exclude_if=is_none, description="where the prompt first differs from the session's history"
+    )
+    probes: list[ProbeReading] | None = Field(
+        None,
+        exclude_if=is_none,
+        description="what the session's probes have found, of all choices; in a stream, lately",
+    )
+    features: list[FeaturesReading] | None = Field(
+        None,
+        exclude_if=is_none,
+        description="the most active features of the dictionaries that the session reads; in a stream, lately",
+    )
+
+
+DJINN: dict[str, Any] = {
+    "djinn": (
+        Djinn | None,
+        Field(
+            None,
+            exclude_if=is_none,
+            description="if a history was not kept to its end, or probes or features are there",
+        ),
+    )
+}

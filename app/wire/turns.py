@@ -34,6 +34,7 @@ from app.wire.base import (
     WireModel,
     any_event,
     check_token_ids,
+    is_none,
     shape,
 )
 from app.wire.checkpoint import CheckpointView
@@ -242,11 +243,6 @@ class GenerateBody(SamplingFields):
 
     def _inputs(self) -> list[str]:
         return [name for name in ("prompt", "messages", "token_ids") if getattr(self, name) is not None]
-
-
-def is_none(value: object) -> bool:
-    """For fields that are left out of the answer when they have no value."""
-    return value is None
 
 
 class AlternativeView(BaseModel):

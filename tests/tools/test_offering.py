@@ -14,11 +14,10 @@ from app.model_store.saved import ModelTokenizer
 from app.model_store.shapes import IM_START_ID
 from app.text.generation import TextChunk
 from app.text.tokenizer import Tokens
-from app.tools.definitions import Tool, ToolMode, ToolUse
+from app.tools.definitions import Tool, ToolMode, ToolUse, messages_for_template
 from app.tools.formats import HERMES, LLAMA, MISTRAL, ToolFormat
 from app.tools.grammar import call_grammar, foreign_keywords
 from app.tools.lark import START, plain_lark, quoted_lark, quoted_regex
-from app.tools.prompt import messages_for_template
 from app.tools.reader import CallArguments, Content
 from app.tools.support import ToolSupport
 from tests.hugging_face import byte_tokenizer

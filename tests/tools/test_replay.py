@@ -7,7 +7,7 @@ import pytest
 
 from app.domain.values import common_prefix
 from app.model_store.shapes import IM_END_ID
-from app.openai.chat_prompt import chat_prompt
+from app.openai.chat import chat_prompt
 from app.tools.definitions import Tool
 from app.tools.formats import ToolFormat
 from app.tools.replay import ChatPrompt, go_on

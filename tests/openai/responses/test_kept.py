@@ -17,7 +17,7 @@ from app.openai.response_input import ResponseBody
 from app.openai.response_store import UnstoredConversation
 from app.routers.api_calls import ApiCall
 from app.routers.response_call import start_response
-from app.wire.extras import IgnoredFields
+from app.wire.calls import IgnoredFields
 from tests.errors import assert_error
 from tests.openai.conftest import MODEL
 from tests.openai.reference import Reference

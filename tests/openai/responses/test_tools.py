@@ -22,7 +22,7 @@ from app.tools.formats import HERMES, find_chat_format
 from app.tools.lark import NotRegular, quoted_lark
 from app.tools.reader import Answer, FamilyReader
 from app.tools.thinking import Opening, Seal, ThoughtReader
-from app.wire.extras import IMAGE_LEFT_OUT
+from app.wire.calls import IMAGE_LEFT_OUT
 from tests.openai.conftest import MODEL
 from tests.openai.responses.asking import CALLING, GREEDY, LOOK_UP, folded
 from tests.openai.responses.test_socket import ask
