@@ -16,7 +16,7 @@ from app.tools.reader import Answer, CallArguments, CallBegun, Content, Piece, R
 from app.tools.thinking import Seal
 from app.web.errors import messages_error_body, visible_error
 from app.web.sse import sse_event
-from app.wire.base import event_of, fixed, is_none, list_of, shape, union_of
+from app.wire.base import fixed, is_none, list_of, shape, streamed_events, union_of
 from app.wire.readings import DJINN, djinn_of
 
 Event = dict[str, Any]
@@ -309,63 +309,44 @@ BegunMessage = shape(
         **DJINN,
     },
 )
-MessageStart = shape(
-    "MessageStart",
-    "The turn has left the queue. The usage has the tokens of the prompt.",
-    {"type": "message_start", "message": BegunMessage},
-)
-ContentBlockStart = shape(
-    "ContentBlockStart",
-    "A block begins: a text without a character, or a call without its input.",
-    {"type": "content_block_start", "index": int, "content_block": AnswerBlock},
-)
-TextDelta = shape("TextDelta", "The next text of a block.", {"type": "text_delta", "text": str})
-InputJsonDelta = shape(
-    "InputJsonDelta",
-    "The next piece of the JSON text of a call's input.",
-    {"type": "input_json_delta", "partial_json": str},
-)
-ThinkingDelta = shape("ThinkingDelta", "The next thoughts of a block.", {"type": "thinking_delta", "thinking": str})
-SignatureDelta = shape(
-    "SignatureDelta",
-    "The signature of a block of thinking, before its end.",
-    {"type": "signature_delta", "signature": str},
-)
-AnyDelta: Any = Annotated[TextDelta | InputJsonDelta | ThinkingDelta | SignatureDelta, Discriminator("type")]
-ContentBlockDelta = shape(
-    "ContentBlockDelta", "A block goes on.", {"type": "content_block_delta", "index": int, "delta": AnyDelta}
-)
-ContentBlockStop = shape("ContentBlockStop", "A block is whole.", {"type": "content_block_stop", "index": int})
+_DELTAS: Any = Annotated[
+    shape("TextDelta", "The next text of a block.", {"type": "text_delta", "text": str})
+    | shape(
+        "InputJsonDelta",
+        "The next piece of the JSON text of a call's input.",
+        {"type": "input_json_delta", "partial_json": str},
+    )
+    | shape("ThinkingDelta", "The next thoughts of a block.", {"type": "thinking_delta", "thinking": str})
+    | shape(
+        "SignatureDelta",
+        "The signature of a block of thinking, before its end.",
+        {"type": "signature_delta", "signature": str},
+    ),
+    Discriminator("type"),
+]
 StoppedDelta = shape("StoppedDelta", "Why the answer ended.", {"stop_reason": StopReason, "stop_sequence": str | None})
-MessageDelta = shape(
-    "MessageDelta",
-    "The answer has ended. The usage is that of the whole call.",
-    {"type": "message_delta", "delta": StoppedDelta, "usage": MessageUsage},
-)
-MessagePing = shape("MessagePing", "What has been read inside the model lately.", {"type": "ping", **DJINN})
-MessageStop = shape("MessageStop", "The last event of an answer without an error.", {"type": "message_stop"})
-StreamedMessage = union_of(
-    "StreamedMessage",
-    "type",
-    MessageStart,
-    ContentBlockStart,
-    ContentBlockDelta,
-    ContentBlockStop,
-    MessageDelta,
-    MessagePing,
-    MessageStop,
-    MessagesErrorBody,
-)
-MessageEvent = event_of(
+MessageEvent = streamed_events(
     "MessageEvent",
     "A server-sent event of a streamed message. `data` is the JSON text of a `StreamedMessage` of the type `event`.",
-    StreamedMessage,
-    "message_start",
-    "content_block_start",
-    "content_block_delta",
-    "content_block_stop",
-    "message_delta",
-    "ping",
-    "message_stop",
-    "error",
+    "StreamedMessage",
+    shape(
+        "MessageStart",
+        "The turn has left the queue. The usage has the tokens of the prompt.",
+        {"type": "message_start", "message": BegunMessage},
+    ),
+    shape(
+        "ContentBlockStart",
+        "A block begins: a text without a character, or a call without its input.",
+        {"type": "content_block_start", "index": int, "content_block": AnswerBlock},
+    ),
+    shape("ContentBlockDelta", "A block goes on.", {"type": "content_block_delta", "index": int, "delta": _DELTAS}),
+    shape("ContentBlockStop", "A block is whole.", {"type": "content_block_stop", "index": int}),
+    shape(
+        "MessageDelta",
+        "The answer has ended. The usage is that of the whole call.",
+        {"type": "message_delta", "delta": StoppedDelta, "usage": MessageUsage},
+    ),
+    shape("MessagePing", "What has been read inside the model lately.", {"type": "ping", **DJINN}),
+    shape("MessageStop", "The last event of an answer without an error.", {"type": "message_stop"}),
+    MessagesErrorBody,
 )

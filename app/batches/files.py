@@ -21,7 +21,7 @@ from app.domain.breakpoints import Bytes
 from app.domain.errors import DiskShort, FieldOutOfRange, FilesFull, NotFound, TooLarge, WrongState
 from app.machine.budget import DiskRoom, Share, leaves_as_much
 from app.machine.files import make_writable, size, sync
-from app.wire.base import QueryModel, fixed, shape
+from app.wire.base import QueryModel, page_shape
 from app.wire.calls import OpenBody
 
 PART, ABOUT = ".part", ".json"
@@ -65,17 +65,7 @@ class FileObject(BaseModel):
     status: Literal["processed"] = "processed"
 
 
-FileList = shape(
-    "FileList",
-    "Files of the caller, and whether there are more.",
-    {
-        "object": fixed("list"),
-        "data": [FileObject],
-        "has_more": bool,
-        "first_id": str | None,
-        "last_id": str | None,
-    },
-)
+FileList = page_shape("FileList", "Files of the caller, and whether there are more.", FileObject)
 
 
 class DeletedFile(BaseModel):

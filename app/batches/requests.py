@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from app.batches.files import ExpiresAfter
 from app.domain.errors import DjinnError
 from app.web.bodies import read_json
-from app.wire.base import QueryModel, fixed, shape
+from app.wire.base import QueryModel, page_shape
 from app.wire.calls import OpenBody
 from app.wire.sessions import Metadata
 
@@ -93,17 +93,7 @@ class Batch(BaseModel):
     metadata: dict[str, str] | None = None
 
 
-BatchList = shape(
-    "BatchList",
-    "Batches of the caller, the newest first, and whether there are more.",
-    {
-        "object": fixed("list"),
-        "data": [Batch],
-        "has_more": bool,
-        "first_id": str | None,
-        "last_id": str | None,
-    },
-)
+BatchList = page_shape("BatchList", "Batches of the caller, the newest first, and whether there are more.", Batch)
 
 
 class BatchesQuery(QueryModel):

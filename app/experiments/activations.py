@@ -56,7 +56,7 @@ from app.sessions.uploads import Uploads
 from app.tenants.tenancy import Tenancy
 from app.text.generation import whole_pieces
 from app.text.tokenizer import Tokens
-from app.wire.base import LongList, TokenId, WireModel, fixed, shape
+from app.wire.base import LongList, TokenId, WireModel, page_shape
 from app.wire.breakpoints import TopFeaturesBody
 from app.wire.tensors import file_parts, to_float32
 
@@ -210,16 +210,8 @@ class ActivationsJob(BaseModel):
     errors: list[BatchProblem] = []
 
 
-ActivationsJobs = shape(
-    "ActivationsJobs",
-    "Jobs of the caller, the newest first, and whether there are more.",
-    {
-        "object": fixed("list"),
-        "data": [ActivationsJob],
-        "has_more": bool,
-        "first_id": str | None,
-        "last_id": str | None,
-    },
+ActivationsJobs = page_shape(
+    "ActivationsJobs", "Jobs of the caller, the newest first, and whether there are more.", ActivationsJob
 )
 
 

@@ -21,7 +21,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import TypeAliasType
 
-from app.wire.base import MAX_COUNT, LongList, is_none, shape, type_of
+from app.wire.base import MAX_COUNT, LongList, is_none, scored_shape, shape, type_of
 from app.wire.calls import OpenBody
 
 
@@ -74,11 +74,7 @@ class InputTextPart(BaseModel):
 
 _TOKEN = {"token": str, "logprob": float, "bytes": [int]}
 TopLogprob = shape("TopLogprob", "A token that could stand at a position.", _TOKEN)
-TextLogprob = shape(
-    "TextLogprob",
-    "The token that stands at a position, and the most likely ones there, best first.",
-    {**_TOKEN, "top_logprobs": [TopLogprob]},
-)
+TextLogprob = scored_shape("TextLogprob", TopLogprob, _TOKEN)
 
 
 class OutputTextPart(BaseModel):

@@ -1,12 +1,12 @@
 """What clients read of chats, continuations and streamed responses: the API's document shows it."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from app.openai.response import ResponseObject
 from app.openai.response_items import OutputItem, OutputTextPart, SummaryPart, ThoughtPart
-from app.wire.base import ErrorBody, chunk_event, event_of, fixed, is_none, list_of, shape, union_of
+from app.wire.base import ErrorBody, chunk_event, fixed, is_none, list_of, one_of, scored_shape, shape, streamed_events
 from app.wire.readings import DJINN
 from app.wire.sessions import Metadata
 
@@ -44,11 +44,7 @@ TokenAlternative = shape(
     "A token that could stand at a position. `bytes` are its UTF-8 bytes: a character can span tokens.",
     _TOKEN,
 )
-ChatTokenLogprob = shape(
-    "ChatTokenLogprob",
-    "The token that stands at a position, and the most likely ones there, best first.",
-    {**_TOKEN, "top_logprobs": [TokenAlternative]},
-)
+ChatTokenLogprob = scored_shape("ChatTokenLogprob", TokenAlternative, _TOKEN)
 ChatLogprobs = shape(
     "ChatLogprobs",
     "One entry for each generated token, those that ended the answer included.",
@@ -198,161 +194,112 @@ CompletionEvent = chunk_event(
 
 NUMBERED = {"sequence_number": int}
 """All events have it: they are counted from 0 on."""
-IN_ITEM = {**NUMBERED, "item_id": str, "output_index": int}
-ResponseStatusEvent = shape(
-    "ResponseStatusEvent",
-    "The response as it is now. The first two events are of this form, and the last.",
-    {
-        **NUMBERED,
-        "type": Literal[
-            "response.created",
-            "response.queued",
-            "response.in_progress",
-            "response.completed",
-            "response.incomplete",
-            "response.failed",
-        ],
-        "response": ResponseObject,
-    },
-)
-OutputItemEvent = shape(
-    "OutputItemEvent",
-    "An item begins, or is done.",
-    {
-        **NUMBERED,
-        "type": Literal["response.output_item.added", "response.output_item.done"],
-        "output_index": int,
-        "item": OutputItem,
-    },
-)
-ContentPartEvent = shape(
-    "ContentPartEvent",
-    "The text of a message begins, or is done; so do thoughts.",
-    {
-        **IN_ITEM,
-        "type": Literal["response.content_part.added", "response.content_part.done"],
-        "content_index": int,
-        "part": Annotated[OutputTextPart | ThoughtPart, Field(discriminator="type")],
-    },
-)
-ThoughtDeltaEvent = shape(
-    "ThoughtDeltaEvent",
-    "The next thoughts.",
-    {**IN_ITEM, "type": "response.reasoning_text.delta", "content_index": int, "delta": str},
-)
-ThoughtDoneEvent = shape(
-    "ThoughtDoneEvent",
-    "The whole thoughts of an item.",
-    {**IN_ITEM, "type": "response.reasoning_text.done", "content_index": int, "text": str},
-)
-SummaryPartEvent = shape(
-    "SummaryPartEvent",
-    "Thoughts begin, or are done, where they are asked for as a summary.",
-    {
-        **IN_ITEM,
-        "type": Literal["response.reasoning_summary_part.added", "response.reasoning_summary_part.done"],
-        "summary_index": int,
-        "part": SummaryPart,
-    },
-)
-SummaryDeltaEvent = shape(
-    "SummaryDeltaEvent",
-    "The next thoughts of a summary.",
-    {**IN_ITEM, "type": "response.reasoning_summary_text.delta", "summary_index": int, "delta": str},
-)
-SummaryDoneEvent = shape(
-    "SummaryDoneEvent",
-    "The whole thoughts of a summary.",
-    {**IN_ITEM, "type": "response.reasoning_summary_text.done", "summary_index": int, "text": str},
-)
-StreamedTopLogprob = shape(
-    "StreamedTopLogprob", "A token that could stand at a position.", {"token": str, "logprob": float}
-)
-StreamedLogprob = shape(
-    "StreamedLogprob",
-    "The token that stands at a position, and the most likely ones there, best first.",
-    {"token": str, "logprob": float, "top_logprobs": [StreamedTopLogprob]},
-)
-TextDeltaEvent = shape(
-    "TextDeltaEvent",
-    "The next text of a message.",
-    {
-        **IN_ITEM,
-        "type": "response.output_text.delta",
-        "content_index": int,
-        "delta": str,
-        "logprobs": [StreamedLogprob],
-    },
-)
-TextDoneEvent = shape(
-    "TextDoneEvent",
-    "The whole text of a message.",
-    {**IN_ITEM, "type": "response.output_text.done", "content_index": int, "text": str, "logprobs": [StreamedLogprob]},
-)
-ArgumentsDeltaEvent = shape(
-    "ArgumentsDeltaEvent",
-    "The next piece of the JSON text of a call's arguments.",
-    {**IN_ITEM, "type": "response.function_call_arguments.delta", "delta": str},
-)
-ArgumentsDoneEvent = shape(
-    "ArgumentsDoneEvent",
-    "All arguments of a call.",
-    {**IN_ITEM, "type": "response.function_call_arguments.done", "name": str, "arguments": str},
-)
-CustomInputDeltaEvent = shape(
-    "CustomInputDeltaEvent",
-    "The next text of the input of a custom tool's call.",
-    {**IN_ITEM, "type": "response.custom_tool_call_input.delta", "delta": str},
-)
-CustomInputDoneEvent = shape(
-    "CustomInputDoneEvent",
-    "All the input of a custom tool's call.",
-    {**IN_ITEM, "type": "response.custom_tool_call_input.done", "input": str},
-)
-StreamedResponse = union_of(
-    "StreamedResponse",
-    "type",
-    ResponseStatusEvent,
-    OutputItemEvent,
-    ContentPartEvent,
-    TextDeltaEvent,
-    TextDoneEvent,
-    ArgumentsDeltaEvent,
-    ArgumentsDoneEvent,
-    CustomInputDeltaEvent,
-    CustomInputDoneEvent,
-    ThoughtDeltaEvent,
-    ThoughtDoneEvent,
-    SummaryPartEvent,
-    SummaryDeltaEvent,
-    SummaryDoneEvent,
-)
-ResponseEvent = event_of(
+
+
+def _in_item(component: str, about: str, *types: str, **fields: Any) -> Any:
+    """An event about an item, of one of the `types`."""
+    kinds: Any = one_of(f"response.{each}" for each in types)
+    return shape(component, about, {**NUMBERED, "item_id": str, "output_index": int, "type": kinds, **fields})
+
+
+_TOKEN_TEXT = {"token": str, "logprob": float}
+StreamedTopLogprob = shape("StreamedTopLogprob", "A token that could stand at a position.", _TOKEN_TEXT)
+_SCORED: Any = [scored_shape("StreamedLogprob", StreamedTopLogprob, _TOKEN_TEXT)]
+_TEXT_OR_THOUGHT: Any = Annotated[OutputTextPart | ThoughtPart, Field(discriminator="type")]
+ResponseEvent = streamed_events(
     "ResponseEvent",
     """A server-sent event of a streamed response.
 
 `data` is the JSON text of a `StreamedResponse` of the type `event`.""",
-    StreamedResponse,
-    "response.created",
-    "response.queued",
-    "response.in_progress",
-    "response.output_item.added",
-    "response.content_part.added",
-    "response.output_text.delta",
-    "response.output_text.done",
-    "response.content_part.done",
-    "response.function_call_arguments.delta",
-    "response.function_call_arguments.done",
-    "response.custom_tool_call_input.delta",
-    "response.custom_tool_call_input.done",
-    "response.reasoning_text.delta",
-    "response.reasoning_text.done",
-    "response.reasoning_summary_part.added",
-    "response.reasoning_summary_text.delta",
-    "response.reasoning_summary_text.done",
-    "response.reasoning_summary_part.done",
-    "response.output_item.done",
-    "response.completed",
-    "response.incomplete",
-    "response.failed",
+    "StreamedResponse",
+    shape(
+        "ResponseStatusEvent",
+        "The response as it is now. The first two events are of this form, and the last.",
+        {
+            **NUMBERED,
+            "type": Literal[
+                "response.created",
+                "response.queued",
+                "response.in_progress",
+                "response.completed",
+                "response.incomplete",
+                "response.failed",
+            ],
+            "response": ResponseObject,
+        },
+    ),
+    shape(
+        "OutputItemEvent",
+        "An item begins, or is done.",
+        {
+            **NUMBERED,
+            "type": Literal["response.output_item.added", "response.output_item.done"],
+            "output_index": int,
+            "item": OutputItem,
+        },
+    ),
+    _in_item(
+        "ContentPartEvent",
+        "The text of a message begins, or is done; so do thoughts.",
+        "content_part.added",
+        "content_part.done",
+        content_index=int,
+        part=_TEXT_OR_THOUGHT,
+    ),
+    _in_item(
+        "TextDeltaEvent",
+        "The next text of a message.",
+        "output_text.delta",
+        content_index=int,
+        delta=str,
+        logprobs=_SCORED,
+    ),
+    _in_item(
+        "TextDoneEvent",
+        "The whole text of a message.",
+        "output_text.done",
+        content_index=int,
+        text=str,
+        logprobs=_SCORED,
+    ),
+    _in_item(
+        "ArgumentsDeltaEvent",
+        "The next piece of the JSON text of a call's arguments.",
+        "function_call_arguments.delta",
+        delta=str,
+    ),
+    _in_item("ArgumentsDoneEvent", "All arguments of a call.", "function_call_arguments.done", name=str, arguments=str),
+    _in_item(
+        "CustomInputDeltaEvent",
+        "The next text of the input of a custom tool's call.",
+        "custom_tool_call_input.delta",
+        delta=str,
+    ),
+    _in_item(
+        "CustomInputDoneEvent", "All the input of a custom tool's call.", "custom_tool_call_input.done", input=str
+    ),
+    _in_item("ThoughtDeltaEvent", "The next thoughts.", "reasoning_text.delta", content_index=int, delta=str),
+    _in_item("ThoughtDoneEvent", "The whole thoughts of an item.", "reasoning_text.done", content_index=int, text=str),
+    _in_item(
+        "SummaryPartEvent",
+        "Thoughts begin, or are done, where they are asked for as a summary.",
+        "reasoning_summary_part.added",
+        "reasoning_summary_part.done",
+        summary_index=int,
+        part=SummaryPart,
+    ),
+    _in_item(
+        "SummaryDeltaEvent",
+        "The next thoughts of a summary.",
+        "reasoning_summary_text.delta",
+        summary_index=int,
+        delta=str,
+    ),
+    _in_item(
+        "SummaryDoneEvent",
+        "The whole thoughts of a summary.",
+        "reasoning_summary_text.done",
+        summary_index=int,
+        text=str,
+    ),
 )

@@ -5,7 +5,7 @@ is never an object here: only the API's document shows those.
 from collections.abc import Iterable, Mapping
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Json, Tag, create_model
 from typing_extensions import TypeAliasType
@@ -35,6 +35,11 @@ def list_of(kind: Any) -> Any:
     return _list[kind]
 
 
+def one_of(texts: Iterable[str]) -> Any:
+    """One of these texts."""
+    return _literal[tuple(texts)]
+
+
 def fixed(text: str) -> Any:
     """A field that is always `text`, which the document also shows as its default."""
     return text, text
@@ -48,7 +53,27 @@ def union_of(name: str, tag: str, *members: Any) -> Any:
 
 def event_of(name: str, about: str, data: Any, *names: str, **others: Any) -> Any:
     """A server-sent event of one of the `names`, whose `data` is the JSON text of such a value."""
-    return shape(name, about, {**others, "event": _literal[names], "data": _json[data]})
+    return shape(name, about, {**others, "event": one_of(names), "data": _json[data]})
+
+
+def streamed_events(name: str, about: str, data: str, *members: Any) -> Any:
+    """A server-sent event named as the `type` of its `data`, which is the JSON text of one of the `members`. `data` is
+    the name of their component.
+    """
+    names = [each for member in members for each in get_args(member.model_fields["type"].annotation)]
+    return event_of(name, about, union_of(data, "type", *members), *names)
+
+
+def scored_shape(name: str, alternative: Any, fields: Mapping[str, Any]) -> Any:
+    """A component that is a token, with its alternatives."""
+    about = "The token that stands at a position, and the most likely ones there, best first."
+    return shape(name, about, {**fields, "top_logprobs": [alternative]})
+
+
+def page_shape(name: str, about: str, kind: Any) -> Any:
+    """A component that is a page of a list, as OpenAI's API has them."""
+    ends = {"first_id": str | None, "last_id": str | None}
+    return shape(name, about, {"object": fixed("list"), "data": [kind], "has_more": bool, **ends})
 
 
 def any_event(name: str, *rows: tuple[str, str, str, type[BaseModel]], **others: Any) -> Any:
