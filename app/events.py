@@ -23,10 +23,10 @@ from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session, Watcher
 from app.web.sse import sse_event
 from app.wire.checkpoint import CheckpointView
-from app.wire.history import FindingsView
-from app.wire.live import (
+from app.wire.history import (
     BreakpointsNews,
     EditNews,
+    FindingsView,
     PauseNews,
     SessionNews,
     SnapshotView,

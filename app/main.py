@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from app.anthropic.threads import Threads
 from app.batches.files import FileStore
-from app.batches.places import Places
+from app.batches.jobs import Places
 from app.batches.runner import Batches
 from app.cluster.cluster import Cluster
 from app.cluster.forward import Forwarding
@@ -47,9 +47,7 @@ from app.openai.background import BackgroundResponses
 from app.openai.response_store import ResponseStore
 from app.routers import (
     anthropic,
-    batches,
     breakpoints,
-    checkpoint,
     completions,
     conversations,
     embeddings,
@@ -199,7 +197,7 @@ ROUTERS = (
     sessions.router,
     turns.router,
     breakpoints.router,
-    checkpoint.router,
+    breakpoints.checkpoint_router,
     breakpoints.maps_router,
     turns.resume_router,
     uploads.vectors_router,
@@ -216,7 +214,7 @@ ROUTERS = (
     responses.kept_router,
     conversations.router,
     files.router,
-    batches.router,
+    files.batches_router,
     anthropic.router,
     system.router,
     system.page_router,

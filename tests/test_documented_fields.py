@@ -7,9 +7,9 @@ import pytest
 from app.anthropic.messages import CountTokensBody, MessagesBody
 from app.openai.chat import ChatBody
 from app.openai.completions import CompletionBody
-from app.openai.embeddings import EmbeddingBody
 from app.openai.models import DetokenizeBody, TokenizeBody
 from app.openai.response_input import ResponseBody
+from app.routers.embeddings import EmbeddingBody
 from app.wire.calls import ANTHROPIC, UNSUPPORTED, OpenBody
 from app.wire.turns import SamplingFields
 from tests.test_docs import PAGES

@@ -1,4 +1,5 @@
-"""Jobs: work on a kept file that outlives its request, and the server too.
+"""Jobs: work on a kept file that outlives its request, and the server too; and how much goes on behind everybody else's
+turns.
 
 What is known of a job is a small file, which is written whole at each change. So a server that starts again, even after
 `kill -9`, goes on with those that are not over. How far a job has come is told by its results, which are files too.
@@ -12,7 +13,8 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -201,3 +203,43 @@ class Jobs(ABC, Generic[J, K]):
     @abstractmethod
     async def _run(self, kept: K) -> None:
         """From wherever the job is to its end."""
+
+
+AT_ONCE = 8
+"""Requests of all batches that are under way while there is no other turn; beside others, one is."""
+LOOK_S = 0.05
+"""How often a request that waits for its place looks whether the others are gone."""
+
+
+class Places:
+    """Which requests of batches and experiments are under way: few, and one while clients wait for their own turns."""
+
+    def __init__(self, others_run: Callable[[], bool]) -> None:
+        """`others_run` says whether clients wait for turns of their own."""
+        self.others_run = others_run
+        self._taken = 0
+        self._asking = asyncio.Lock()
+        """Those that ask take turns."""
+        self._left = asyncio.Event()
+
+    @asynccontextmanager
+    async def place(self, at_once: int = AT_ONCE) -> AsyncIterator[None]:
+        """Wait for a place, one of `at_once` while there is no other turn, and have it for the block."""
+        async with self._asking:
+            while self._taken >= (1 if self.others_run() else at_once):
+                self._left.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await self._left.wait()
+            self._taken += 1
+        try:
+            yield
+        finally:
+            self._taken -= 1
+            self._left.set()
+
+    async def rest(self, seconds: float) -> None:
+        """Wait for so long, or until no client waits for a turn of its own."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and self.others_run():  # noqa: ASYNC110 (nothing tells of it)
+            await asyncio.sleep(min(left, LOOK_S))

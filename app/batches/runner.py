@@ -18,8 +18,7 @@ from pydantic import AliasChoices, Field
 from starlette.types import ASGIApp, Message
 
 from app.batches.files import PART, FileStore, FileWriter, new_id
-from app.batches.jobs import AGAIN, LONGEST_WAIT_S, Jobs, Kept
-from app.batches.places import AT_ONCE, LOOK_S, Places
+from app.batches.jobs import AGAIN, AT_ONCE, LONGEST_WAIT_S, LOOK_S, Jobs, Kept, Places
 from app.batches.requests import (
     WINDOW_S,
     Batch,

@@ -27,8 +27,7 @@ import regex
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, WithJsonSchema, model_validator
 
 from app.batches.files import PART, FileStore, new_id
-from app.batches.jobs import AGAIN, LONGEST_WAIT_S, Jobs, Kept
-from app.batches.places import AT_ONCE, Places
+from app.batches.jobs import AGAIN, AT_ONCE, LONGEST_WAIT_S, Jobs, Kept, Places
 from app.batches.requests import BatchProblem, LineProblem, check_lines
 from app.domain.breakpoints import Bytes, TensorParts, TopFeatures
 from app.domain.errors import DiskShort, DjinnError, FieldOutOfRange, Unauthenticated

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, model_validator
 
-from app.batches.places import Places
+from app.batches.jobs import Places
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, Part, PartKind, Positions, TensorData, When
 from app.domain.errors import EngineError, FieldOutOfRange
 from app.domain.points import ABOUT, HEAD, Axis, Point

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from app.domain.activations import MAX_CAPTURE_BYTES, Captures
 from app.domain.breakpoints import Action, Breakpoint, TensorParts, TopFeatures, When
-from app.domain.errors import ActivationsFull, Draining, FieldOutOfRange, WrongState
+from app.domain.errors import ActivationsFull, Draining, FieldOutOfRange, TurnCancelled
 from app.domain.points import ABOUT, ORDER, WHOLE, Axis, Point
 from app.domain.positions import Runs, clip_runs, count
 from app.domain.values import FinishReason, ModelInfo, SamplingParams, StopRule
@@ -122,8 +122,8 @@ async def compute(
         end = await registry.turns.start(session, asked, cleanup).read()
     if isinstance(end, TurnFinished) and end.reason is FinishReason.CANCELLED:
         if registry.table.draining:
-            raise Draining("the server is shutting down; the experiment was cancelled")
-        raise WrongState("the experiment was cancelled")
+            raise Draining("the server is shutting down; the turn was cancelled")
+        raise TurnCancelled
 
 
 async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -171,26 +171,8 @@ class ResponseObject(BaseModel):
     @classmethod
     def of_items(cls, id: str, model: str) -> ResponseObject:
         """Stands for items of a conversation that came without a response. No client sees it."""
-        return cls(
-            id=id,
-            created_at=int(time.time()),
-            status="completed",
-            instructions=None,
-            max_output_tokens=None,
-            model=model,
-            output=[],
-            parallel_tool_calls=True,
-            previous_response_id=None,
-            store=True,
-            temperature=1.0,
-            text=b"{}",
-            tool_choice="auto",
-            tools=b"[]",
-            top_logprobs=0,
-            top_p=1.0,
-            user=None,
-            metadata={},
-        )
+        body = ResponseBody.model_construct(model=model, input=[])
+        return cls.begin(body, SamplingParams(seed=0), id, int(time.time())).model_copy(update={"status": "completed"})
 
 
 class Shortened(BaseModel):

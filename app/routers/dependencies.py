@@ -9,7 +9,7 @@ from fastapi import Depends, Header, Request
 
 from app.anthropic.threads import Threads
 from app.batches.files import FileStore
-from app.batches.places import Places
+from app.batches.jobs import Places
 from app.batches.runner import Batches
 from app.cluster.cluster import Cluster
 from app.domain.errors import Draining, JournalUnavailable, WrongRole

@@ -1,11 +1,13 @@
 """`/v1/models`: the models that clients may name, and the adapters that operators load and unload."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from app.anthropic.models import list_of_models, model_info
+from app.domain.values import ModelInfo
 from app.openai.models import DefaultSampling, LoadModelBody, Model, ModelList, UnloadedModel, UnloadModelBody
 from app.routers.api_calls import IGNORED_DESCRIPTION, OpenAIRoute, as_model, openai_errors
 from app.routers.dependencies import OperatorOnlyDep, Services, ServicesDep, errors
@@ -28,7 +30,9 @@ async def list_models(request: Request, services: ServicesDep) -> ModelList | Re
     """The served models. With the header `anthropic-version`, as Anthropic's API lists them."""
     if ANTHROPIC_VERSION in request.headers:
         adapters = [(as_model(services.info, each), each.since) for each in services.sessions.adapters]
-        return JSONResponse(list_of_models([(services.info, services.started_at), *adapters]))
+        data = [_anthropic_model(*each) for each in ((services.info, services.started_at), *adapters)]
+        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
+        return JSONResponse({"data": data, "has_more": False, **ends})
     return ModelList(data=[*_names(services), *(_adapter(services, each) for each in services.sessions.adapters)])
 
 
@@ -38,8 +42,8 @@ async def get_model(model: str, request: Request, services: ServicesDep) -> Mode
     found = services.sessions.adapters.get(model)
     if ANTHROPIC_VERSION in request.headers:
         if found is not None:
-            return JSONResponse(model_info(as_model(services.info, found), found.since))
-        return JSONResponse(model_info(services.info, services.started_at))
+            return JSONResponse(_anthropic_model(as_model(services.info, found), found.since))
+        return JSONResponse(_anthropic_model(services.info, services.started_at))
     return _model(services, model) if found is None else _adapter(services, found)
 
 
@@ -67,6 +71,18 @@ def _model(services: Services, name: str) -> Model:
         chat_format=services.tool_support.format_name,
         default_sampling=DefaultSampling.model_validate(services.sampling),
     )
+
+
+def _anthropic_model(info: ModelInfo, loaded_at: int) -> dict[str, Any]:
+    """The model as Anthropic's API has it, which the server loaded at `loaded_at`, in Unix seconds."""
+    return {
+        "type": "model",
+        "id": info.name,
+        "display_name": info.name,
+        "created_at": datetime.fromtimestamp(loaded_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "max_input_tokens": info.max_model_len,
+        "lifecycle": "active",
+    }
 
 
 @operators_router.post("/load", operation_id="loadModel", responses=errors(400, 409, 503))

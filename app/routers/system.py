@@ -17,8 +17,7 @@ from app.web.openapi import component
 from app.web.sse import EventStream
 from app.web.static_folder import StaticFolder
 from app.wire.base import ErrorBody, Status, Version
-from app.wire.history import Activity, ActivityQuery, FindingsView
-from app.wire.live import LiveEvent
+from app.wire.history import Activity, ActivityQuery, FindingsView, LiveEvent
 from app.wire.memory import EstimateQuery, MemoryEstimate, MemoryView, TenantUseView
 from app.wire.points import PointList
 

@@ -21,8 +21,16 @@ from app.web.multipart import read_form
 from app.web.openapi import REF
 from app.wire.breakpoints import VectorList, VectorQuery, VectorView
 from app.wire.dictionaries import CONFIG, WEIGHTS, DictionaryFields, DictionaryList, DictionaryView, read_dictionary
-from app.wire.lenses import NamedLensFields, NamedLensList, NamedLensView, read_lens
-from app.wire.probes import NamedProbeList, NamedProbeView, ProbeFields, read_probe
+from app.wire.probes import (
+    NamedLensFields,
+    NamedLensList,
+    NamedLensView,
+    NamedProbeList,
+    NamedProbeView,
+    ProbeFields,
+    read_lens,
+    read_probe,
+)
 from app.wire.tensors import read_one, write_file
 
 T = TypeVar("T", bound=BaseModel)

@@ -10,7 +10,7 @@ import pytest
 from pydantic import TypeAdapter
 
 import client
-from app.wire import live
+from app.wire import history
 from client import AsyncDjinn, Djinn, Event, raw_responses
 from client.calls import UNSET
 from client.live import EventKind
@@ -145,10 +145,10 @@ def test_a_sessions_events_are_told_until_it_is_closed(djinn: Djinn) -> None:
 
 
 def test_an_event_has_every_field_of_the_server() -> None:
-    news = (live.SnapshotView, live.SessionNews, live.TurnNews, live.TokensNews, live.PauseNews)
-    fields = {name for kind in (*news, live.BreakpointsNews, live.EditNews) for name in kind.model_fields}
+    news = (history.SnapshotView, history.SessionNews, history.TurnNews, history.TokensNews, history.PauseNews)
+    fields = {name for kind in (*news, history.BreakpointsNews, history.EditNews) for name in kind.model_fields}
     assert set(Event.model_fields) == fields | {"kind", "id", "memory", "findings"}
-    kinds = TypeAdapter(live.LiveEvent).json_schema()["discriminator"]["mapping"]
+    kinds = TypeAdapter(history.LiveEvent).json_schema()["discriminator"]["mapping"]
     assert set(kinds) == set(get_args(EventKind))
 
 

@@ -31,7 +31,6 @@ from app.wire import (
     checkpoint,
     dictionaries,
     edits,
-    lenses,
     maps,
     memory,
     points,
@@ -84,8 +83,8 @@ def test_the_client_knows_every_word_of_the_server(known: object, words: type[St
 
 
 MODULES = (
-    activations, base, maps, breakpoints, checkpoint, dictionaries, edits, lenses, memory, points, probes, requests,
-    sessions, turns,
+    activations, base, maps, breakpoints, checkpoint, dictionaries, edits, memory, points, probes, requests, sessions,
+    turns,
 )  # fmt: skip
 WIRE: dict[str, Any] = {name: kind for module in MODULES for name, kind in vars(module).items()}
 OTHER_NAMES = {
