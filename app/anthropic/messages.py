@@ -382,16 +382,6 @@ ToolChoice = Annotated[
     | Annotated[NoChoice, Tag("none")],
     by_tag("type", "auto", "any", "tool", "none", error="kind", words="an object of type auto, any, tool or none"),
 ]
-MODES = {"auto": ToolMode.AUTO, "any": ToolMode.REQUIRED, "tool": ToolMode.REQUIRED, "none": ToolMode.NONE}
-
-
-def tool_use(definitions: Sequence[ToolDefinition], choice: ToolChoice | None) -> ToolUse:
-    """What a turn may do with the tools. Raises `FieldOutOfRange` if the fields do not fit together."""
-    tools = [each.to_tool() for each in definitions]
-    if choice is None or isinstance(choice, NoChoice):
-        return ToolUse.of(tools, ToolMode.AUTO if choice is None else ToolMode.NONE, None, parallel=True)
-    named = frozenset({choice.name}) if isinstance(choice, NamedChoice) else None
-    return ToolUse.of(tools, MODES[choice.type], named, parallel=not choice.disable_parallel_tool_use)
 
 
 class MessagesQuery(WireModel):
@@ -522,7 +512,12 @@ class PromptFields(OpenBody):
 
     def to_tool_use(self) -> ToolUse:
         """What the turn may do with its tools. Raises `FieldOutOfRange` if their fields do not fit together."""
-        return tool_use(self._definitions, self.tool_choice)
+        tools, choice = [each.to_tool() for each in self._definitions], self.tool_choice
+        if choice is None or isinstance(choice, NoChoice):
+            return ToolUse.of(tools, ToolMode.AUTO if choice is None else ToolMode.NONE, None, parallel=True)
+        named = frozenset({choice.name}) if isinstance(choice, NamedChoice) else None
+        mode = ToolMode.AUTO if isinstance(choice, AutoChoice) else ToolMode.REQUIRED
+        return ToolUse.of(tools, mode, named, parallel=not choice.disable_parallel_tool_use)
 
 
 class CountTokensBody(PromptFields):

@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -35,7 +35,6 @@ from app.experiments.reading import (
     LayersField,
     PointsField,
     PromptField,
-    Sites,
     compute,
     encode,
     find_sites,
@@ -170,18 +169,6 @@ class _Place(NamedTuple):
     first: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A request that has been checked."""
-
-    clean: list[int]
-    corrupted: list[int]
-    sites: Sites
-    positions: list[int]
-    token_ids: tuple[int, ...] | None
-    """Those that the metric needs the logits of; None: all."""
-
-
 class Sweep:
     """One request. Iterate over `run` once; then `result` has all of it."""
 
@@ -227,8 +214,9 @@ class Sweep:
         given = [each for each in ("answer", "wrong") if getattr(body.metric, each) is not None]
         ids = [self._token(getattr(body.metric, each), param=f"metric.{each}") for each in given]
         self._body, self._rows = body, rows
-        wanted = tuple(ids) if body.metric.kind == "logit_difference" else None
-        self._asked = _Asked(clean, corrupted, sites, positions, wanted)
+        self._ids = {"clean": clean, "corrupted": corrupted}
+        self._sites, self._positions = sites, positions
+        self._wanted = tuple(ids) if body.metric.kind == "logit_difference" else None  # the tokens of the logits
         self._answer = ids[0] if ids else 0
 
     def _columns(self, point: Point, layers: Sequence[int], body: PatchingBody, positions: Sequence[int]) -> int:
@@ -254,15 +242,14 @@ class Sweep:
 
         Raises what sessions and turns do, and `ActivationsFull`.
         """
-        asked, registry = self._asked, self._registry
-        began = time.perf_counter()
+        registry, began = self._registry, time.perf_counter()
         async with AsyncExitStack() as opened:
             bases = dict[str, Session]()
-            for name in ("clean", "corrupted"):
+            for name, token_ids in self._ids.items():
                 bases[name] = await opened.enter_async_context(registry.ephemeral(self._owner, unseen=True))
                 registry.whitebox.arm_now(bases[name], self._last_capture())
-                await compute(registry, bases[name], getattr(asked, name), param=name)
-            logits = await registry.whitebox.logits(list(bases.values()), asked.token_ids)
+                await compute(registry, bases[name], token_ids, param=name)
+            logits = await registry.whitebox.logits(list(bases.values()), self._wanted)
             self._clean_logprobs = _log_softmax(logits[0])
             self._clean, self._corrupted = map(self._measure, logits)
             yield PatchingStarted(rows=self._rows, **self._prompts())
@@ -284,21 +271,20 @@ class Sweep:
 
     def _last_capture(self) -> Breakpoint:
         """Records what the head is applied to: the last residual stream of the last position."""
-        last = When(position=len(self._asked.clean) - 1)
+        last = When(position=len(self._patched_ids) - 1)
         return Breakpoint(f"last_{secrets.token_hex(4)}", (self._info.num_layers - 1,), Action.CAPTURE, last)
 
     async def _sources(self) -> AsyncIterator[Found]:
         """What the other run has at the chosen positions: some layers at a time, as there is room for."""
-        asked = self._asked
-        source = asked.clean if self._body.into == "corrupted" else asked.corrupted
-        for point, layers in asked.sites.items():
-            nbytes = len(asked.positions) * position_bytes({point: layers[:1]}, self._info, 0)
-            nbytes += (len(source) - asked.positions[0]) * position_bytes({Point.RESID_POST: (0,)}, self._info, 0)
+        source = self._ids["clean" if self._body.into == "corrupted" else "corrupted"]
+        for point, layers in self._sites.items():
+            nbytes = len(self._positions) * position_bytes({point: layers[:1]}, self._info, 0)
+            nbytes += (len(source) - self._positions[0]) * position_bytes({Point.RESID_POST: (0,)}, self._info, 0)
             some = max(1, PART_BYTES // nbytes)
             for first in range(0, len(layers), some):
                 sites = {point: layers[first : first + some]}
                 found = await read_prompt(
-                    self._registry, self._owner, source, sites, runs_of(asked.positions), param=self._body.into
+                    self._registry, self._owner, source, sites, runs_of(self._positions), param=self._body.into
                 )
                 # Joined once, here: each place takes its rows of it.
                 yield {site: replace(each, parts=(each.joined().data,)) for site, each in found.items()}
@@ -309,9 +295,9 @@ class Sweep:
         """
         below = tuple(sorted({layer - 1 for _, layer in found if layer}))
         self._below = {}
-        shortest = len(self._patched_ids) - self._asked.positions[-1 if self._body.by == "position" else 0]
+        shortest = len(self._patched_ids) - self._positions[-1 if self._body.by == "position" else 0]
         if below and not self._info.state_bytes and shortest <= ABOVE_TOKENS:
-            among = runs_of(range(self._asked.positions[0], len(self._patched_ids)))
+            among = runs_of(range(self._positions[0], len(self._patched_ids)))
             read = await read_prompt(
                 self._registry, self._owner, self._patched_ids, {Point.RESID_POST: below}, among, param=self._body.into
             )
@@ -319,11 +305,11 @@ class Sweep:
 
     @property
     def _patched_ids(self) -> list[int]:
-        return self._asked.corrupted if self._body.into == "corrupted" else self._asked.clean
+        return self._ids[self._body.into]
 
     def _groups(self, found: Found) -> list[list[_Place]]:
         """The places of these layers, as many together as are computed at once."""
-        groups, length = list[list[_Place]](), len(self._asked.clean)
+        groups, length = list[list[_Place]](), len(self._patched_ids)
         for point, layer in sorted(found, key=lambda site: site[1]):
             tokens = 0
             groups.append([])
@@ -336,7 +322,7 @@ class Sweep:
         return groups
 
     def _places_of(self, point: Point, layer: int) -> list[_Place]:
-        positions = self._asked.positions
+        positions = self._positions
         if self._body.by == "head":
             return [_Place(point, layer, head, positions[0]) for head in range(self._heads(point, layer))]
         return [_Place(point, layer, position, position) for position in positions]
@@ -364,7 +350,7 @@ class Sweep:
 
     async def _compute(self, base: Session, group: Sequence[_Place], found: Found) -> list[float]:
         """One row for each place."""
-        registry, asked, token_ids, param = self._registry, self._asked, self._patched_ids, self._body.into
+        registry, token_ids, param = self._registry, self._patched_ids, self._body.into
         async with AsyncExitStack() as opened:
             rows, turns = list[Session](), list[Coroutine[Any, Any, None]]()
             for place in group:
@@ -376,7 +362,7 @@ class Sweep:
                 rows.append(row)
                 turns.append(compute(registry, row, token_ids[length:], param=param, above=above))
             await together(turns)
-            logits = await registry.whitebox.logits(rows, asked.token_ids)
+            logits = await registry.whitebox.logits(rows, self._wanted)
         return [self._measure(each) for each in logits]
 
     def _above(self, place: _Place) -> Above | None:
@@ -384,12 +370,12 @@ class Sweep:
         below = self._below.get(place.layer)
         if below is None or len(self._patched_ids) - place.first > ABOVE_TOKENS:
             return None
-        skipped = place.first - self._asked.positions[0]
+        skipped = place.first - self._positions[0]
         return Above(place.first, place.layer, below.rows(skipped, below.shape[0]))
 
     def _patch(self, place: _Place, found: Found) -> Breakpoint:
         """Puts the other run's activation there."""
-        positions, tensor = self._asked.positions, found[place.point, place.layer]
+        positions, tensor = self._positions, found[place.point, place.layer]
         values = to_float32(tensor.joined()).reshape(len(positions), -1)
         when, part = When(position=place.first), None
         if self._body.by == "head":
@@ -429,15 +415,15 @@ class Sweep:
             **self._prompts(),
             metric=self._body.metric.kind,
             into=self._body.into,
-            tables=[self._table(point, layers) for point, layers in self._asked.sites.items()],
+            tables=[self._table(point, layers) for point, layers in self._sites.items()],
             seconds=self._seconds,
         )
 
     def _prompts(self) -> dict[str, Any]:
         """The fields of `PatchingPrompts`."""
         found: dict[str, Any] = {"clean": self._clean, "corrupted": self._corrupted}
-        for name in ("clean", "corrupted"):
-            found[f"{name}_token_ids"] = token_ids = getattr(self._asked, name)
+        for name, token_ids in self._ids.items():
+            found[f"{name}_token_ids"] = token_ids
             found[f"{name}_texts"] = [self._tokens.decode([each], skip_special_tokens=False) for each in token_ids]
         return found
 

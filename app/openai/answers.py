@@ -4,11 +4,12 @@ import asyncio
 import hashlib
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import orjson
 
@@ -150,18 +151,18 @@ Entry = dict[str, Any]
 """One entry of a chunk's `choices`, to be written as JSON. `bytes` in it are JSON already."""
 
 
-class ChunkWriter(Protocol):
+class ChunkWriter(ABC):
     """Turns items into the chunks of one kind of answer."""
 
     def reasoning_tokens(self, index: int) -> int | None:
-        """How many tokens choice `index` has thought so far; None: the model does not think."""
-        ...
+        """How many tokens choice `index` has thought so far; None: the answer tells no thoughts."""
+        return None
 
+    @abstractmethod
     async def entries(self, index: int, item: TextItem) -> Sequence[Entry]:
         """What choice `index`'s next item gives, each for a chunk of its own. Others have turns of the event loop
         while a long one is written.
         """
-        ...
 
 
 def head_of(prefix: Literal["chatcmpl", "cmpl"], info: ModelInfo) -> dict[str, Any]:
@@ -303,7 +304,7 @@ def _event(data: bytes) -> bytes:
     return b"data: %b\n\n" % data
 
 
-class ChatChunkWriter:
+class ChatChunkWriter(ChunkWriter):
     """Writes the entries of `chat.completion.chunk`s.
 
     A choice's role comes with its first token and no earlier, so that clients who time the first chunk time the token.
@@ -329,11 +330,9 @@ class ChatChunkWriter:
         self._answers: dict[int, Answer] = {}
 
     def reasoning_tokens(self, index: int) -> int | None:
-        """How many tokens choice `index` has thought so far; None: the model does not think."""
         return self._answers[index].reasoning_tokens if self._thinks and index in self._answers else None
 
     async def entries(self, index: int, item: TextItem) -> Sequence[Entry]:
-        """The chunks that the next item of choice `index` makes."""
         return list(self._entries(index, item)) if isinstance(item, TextChunk | TurnFinished) else ()
 
     def _entries(self, index: int, item: TextChunk | TurnFinished) -> Iterator[Entry]:

@@ -2,7 +2,7 @@
 chat template leaves out.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
@@ -231,11 +231,6 @@ Message = TypeAliasType(
 )
 
 
-def chat_of(messages: Iterable[Message]) -> Iterator[dict[str, Any]]:
-    """The messages as chat templates read them."""
-    return (message.for_template() for message in messages)
-
-
 class ChatBody(GenerationFields):
     """A chat to answer."""
 
@@ -290,7 +285,9 @@ class ChatBody(GenerationFields):
 
     def to_tool_use(self) -> ToolUse:
         """What the turn may do with its tools. Raises `FieldOutOfRange` if their fields do not fit together."""
-        return tool_use([tool.to_tool() for tool in self.tools], self.tool_choice, parallel=self.parallel_tool_calls)
+        return tool_use(
+            [tool.function.to_tool() for tool in self.tools], self.tool_choice, parallel=self.parallel_tool_calls
+        )
 
     @property
     def token_limit(self) -> int | None:

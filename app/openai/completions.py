@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from app.domain.values import TokenLogprobs
 from app.messages import PromptScored, TurnFinished
-from app.openai.answers import Entry, openai_finish_reason
+from app.openai.answers import ChunkWriter, Entry, openai_finish_reason
 from app.openai.fields import MAX_TOP_LOGPROBS, GenerationFields
 from app.openai.logprobs import Lists, LogprobsWriter, joined
 from app.text.generation import TextChunk, TextItem
@@ -96,7 +96,7 @@ class Echo:
     token_ids: tuple[int, ...]
 
 
-class CompletionChunkWriter:
+class CompletionChunkWriter(ChunkWriter):
     """Writes the entries of `text_completion` chunks; the first of each choice brings the echo, if one is wanted."""
 
     def __init__(
@@ -111,12 +111,7 @@ class CompletionChunkWriter:
         self._scored: dict[int, Sequence[TokenLogprobs]] = {}
         self._writers: dict[int, LogprobsWriter] = {}
 
-    def reasoning_tokens(self, index: int) -> int | None:
-        """None: completions tell no thoughts."""
-        return None
-
     async def entries(self, index: int, item: TextItem) -> Sequence[Entry]:
-        """The chunks that the next item of choice `index` makes."""
         if isinstance(item, PromptScored):
             self._scored[index // self._n] = item.logprobs
         if not isinstance(item, TextChunk | TurnFinished):

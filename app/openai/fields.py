@@ -120,10 +120,6 @@ class FunctionTool(OpenBody):
     type: Literal["function"]
     function: FunctionDefinition
 
-    def to_tool(self) -> Tool:
-        """The tool."""
-        return self.function.to_tool()
-
 
 class FunctionName(OpenBody):
     """The name of one of the tools."""

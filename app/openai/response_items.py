@@ -411,9 +411,6 @@ class CompactionItem(BaseModel):
     encrypted_content: str
 
 
-IdPrefix = Literal["msg", "cmp", "fc", "fco", "ctc", "lsh", "sh", "apc", "sho", "apo", "rs"]
-
-
-def new_id(prefix: IdPrefix) -> str:
+def new_id(prefix: str) -> str:
     """A fresh id: 128 random bits, so that no client can guess one."""
     return f"{prefix}_{secrets.token_hex(16)}"

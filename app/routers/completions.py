@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.domain.values import ModelInfo
 from app.openai.answers import ChatChunkWriter, collect, head_of, stream, whole_choice, whole_json, with_readings
-from app.openai.chat import ChatBody, chat_of, chat_prompt
+from app.openai.chat import ChatBody, chat_prompt
 from app.openai.completions import CompletionBody, CompletionChunkWriter, Echo, whole_continuation
 from app.openai.models import (
     DetokenizeAnswer,
@@ -57,7 +57,7 @@ async def create_chat_completion(request: Request, body: ChatBody, call: ApiCall
     prompt = await services.side_work.run(
         call.owner,
         chat_prompt,
-        chat_of(body.messages),
+        (message.for_template() for message in body.messages),  # there, not here
         services.tokens,
         support,
         use.tools,
@@ -182,10 +182,10 @@ def _tokenize(body: TokenizeBody, services: Services) -> tuple[TokenizeAnswer, I
         continues = bool(body.continue_final_message)
         heeded = services.tool_support.heed(Wish(body.chat_template_kwargs or {}, body.reasoning_effort))
         prompt = chat_prompt(
-            chat_of(body.messages),
+            (message.for_template() for message in body.messages),
             tokens,
             services.tool_support,
-            [tool.to_tool() for tool in body.tools or ()],
+            [tool.function.to_tool() for tool in body.tools or ()],
             add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
             continue_final_message=continues,
             variables=heeded.variables,

@@ -95,7 +95,10 @@ def _terminals(source: str, text_of: Callable[[str], str], regex_of: Callable[[s
         return token["unclosed"] or ""  # which its compilation tells
 
     written = _TOKEN.sub(write, source)
-    _check_order(rules)
+    try:
+        TopologicalSorter(rules).prepare()
+    except CycleError:
+        raise NotRegular("a rule refers to itself") from None
     return written
 
 
@@ -112,14 +115,6 @@ def plain_regex(regex: str) -> str:
 
 def _terminal(name: str) -> str:
     return name if name.isupper() else f"R_{name.upper()}"
-
-
-def _check_order(rules: dict[str, set[str]]) -> None:
-    """Raise `NotRegular` if a rule refers to itself, through whichever others."""
-    try:
-        TopologicalSorter(rules).prepare()
-    except CycleError:
-        raise NotRegular("a rule refers to itself") from None
 
 
 def _quoted_regex(regex: str, flags: str) -> str:

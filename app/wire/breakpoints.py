@@ -136,30 +136,6 @@ class BreakpointBody(WireModel):
             raise ValueError(f"goes with action {own}, not with {action}")
         return value
 
-    @model_validator(mode="after")
-    def _uploads_have_their_place(self) -> Self:
-        given = next((name for name in ("point", "layer", "layers") if name in self.model_fields_set), None)
-        if self.action in (Action.PROBE, Action.FEATURES) and given is not None:
-            owner = "probe" if self.action is Action.PROBE else "dictionary"
-            raise FieldOutOfRange(f"{given}: the {owner} has its own", param=given)
-        return self
-
-    @model_validator(mode="after")
-    def _only_some_wait_for_values(self) -> Self:
-        if (field := self.when.value_field) is not None and self.action not in (Action.PAUSE, Action.CAPTURE):
-            own = "; an edit has its own when" if self.action is Action.EDIT else ""
-            raise FieldOutOfRange(
-                f"when.{field}: goes with actions pause and capture, not with {self.action}{own}", param=f"when.{field}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _only_captures_choose_heads(self) -> Self:
-        if self.heads is not None and self.action is not Action.CAPTURE:
-            where = "; an edit has its own" if self.action is Action.EDIT else ""
-            raise FieldOutOfRange(f"heads: goes with action capture, not with {self.action}{where}", param="heads")
-        return self
-
     @field_validator("timeout_s", "on_timeout")
     @classmethod
     def _only_pauses_time_out(cls, value: object, info: ValidationInfo) -> object:
@@ -169,7 +145,20 @@ class BreakpointBody(WireModel):
         return value
 
     @model_validator(mode="after")
-    def _one_kind_of_layers(self) -> Self:
+    def _fields_agree(self) -> Self:
+        given = next((name for name in ("point", "layer", "layers") if name in self.model_fields_set), None)
+        if self.action in (Action.PROBE, Action.FEATURES) and given is not None:
+            owner = "probe" if self.action is Action.PROBE else "dictionary"
+            raise FieldOutOfRange(f"{given}: the {owner} has its own", param=given)
+        is_edit = self.action is Action.EDIT
+        if (field := self.when.value_field) is not None and self.action not in (Action.PAUSE, Action.CAPTURE):
+            own = "; an edit has its own when" if is_edit else ""
+            raise FieldOutOfRange(
+                f"when.{field}: goes with actions pause and capture, not with {self.action}{own}", param=f"when.{field}"
+            )
+        if self.heads is not None and self.action is not Action.CAPTURE:
+            where = "; an edit has its own" if is_edit else ""
+            raise FieldOutOfRange(f"heads: goes with action capture, not with {self.action}{where}", param="heads")
         if self.layer is not None and self.layers is not None:
             raise FieldOutOfRange("give exactly one of layer and layers, not both", param="layer")
         return self

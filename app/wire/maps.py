@@ -24,6 +24,7 @@ from app.text.tokenizer import Tokens
 from app.wire.base import check_token_ids
 from app.wire.checkpoint import RANGE, ActivationQuery, PositionsText
 from app.wire.edits import VECTOR_NAME
+from app.wire.readings import finite
 
 T = TypeVar("T")
 
@@ -210,8 +211,8 @@ class NormsView(MapView):
         """The wire form of `found`."""
         layers = []
         for index, each in enumerate(found.map.layers):
-            norms = _by_position(found.map, each, list(map(_finite, found.norms[index])), None)
-            cosines = found.cosines and _by_position(found.map, each, list(map(_finite, found.cosines[index])), None)
+            norms = _by_position(found.map, each, list(map(finite, found.norms[index])), None)
+            cosines = found.cosines and _by_position(found.map, each, list(map(finite, found.cosines[index])), None)
             layers.append(NormsLayer(layer=each.layer, norms=norms, cosines=cosines))
         return cls(**asdict(replace(found.map, layers=())) | {"layers": layers})
 
@@ -219,10 +220,6 @@ class NormsView(MapView):
 def _by_position(found: ActivationMap, layer: MapLayer, values: Sequence[T], gap: T) -> list[T]:
     by_position = dict(zip(layer.positions, values, strict=True))
     return [by_position.get(position, gap) for position in range(found.first, found.end)]
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _rounded(logprob: float) -> float | None:
@@ -288,13 +285,13 @@ class AttributionView(BaseModel):
     @classmethod
     def of(cls, found: Attribution, tokens: tuple[int, int]) -> Self:
         """The wire form of `found`."""
-        parts = [AttributionPart(layer=k, point=point, value=_finite(value)) for k, point, value in found.parts]
+        parts = [AttributionPart(layer=k, point=point, value=finite(value)) for k, point, value in found.parts]
         units = [
             AttributionUnits(
                 layer=layer,
                 point=point,
-                units=[AttributionUnit(index=index, value=_finite(value)) for index, value in each],
+                units=[AttributionUnit(index=index, value=finite(value)) for index, value in each],
             )
             for layer, point, each in found.units
         ]
-        return cls(position=found.position, tokens=list(tokens), total=_finite(found.total), parts=parts, units=units)
+        return cls(position=found.position, tokens=list(tokens), total=finite(found.total), parts=parts, units=units)

@@ -165,24 +165,21 @@ class MemoryView(BaseModel):
     @classmethod
     def of_one(cls, memory: MemoryMap, policy: KVPolicy, sessions: Collection[Session]) -> Self:
         """What one tenant may see, which has these sessions."""
-        own, whole = TenantUseView.of(sessions), DataView.of(memory)
+        own, view = TenantUseView.of(sessions), cls.of(memory, policy)
         held = {"device": own.device_bytes, "host": own.host_bytes, "disk": own.disk_bytes}
+        data = {tier: getattr(view.data, tier).held(size) for tier, size in held.items()}
         tiers = Counter(session.kv.tier for session in sessions)
         paused = [session.pause.info.bytes for session in sessions if session.pause is not None]
         captured = sum(memory.stack.captures.get(session.id, 0) for session in sessions)
-        return cls(
-            text=memory.text,
-            adapters=memory.adapters,
-            data=whole.model_copy(update={tier: getattr(whole, tier).held(size) for tier, size in held.items()}),
-            stack=StackView(checkpoints=len(paused), checkpoint_bytes=sum(paused), capture_bytes=captured),
-            policy=policy,
-            moves={},
-            counts=None,
-            sessions=own.sessions,
-            sessions_by_tier={tier: tiers[tier] for tier in Tier},
-            turns_running=own.turns_running,
-            turns_waiting=own.turns_waiting,
-        )
+        changed = {
+            "data": view.data.model_copy(update=data),
+            "stack": StackView(checkpoints=len(paused), checkpoint_bytes=sum(paused), capture_bytes=captured),
+            "moves": {},
+            "counts": None,
+            "sessions_by_tier": {tier: tiers[tier] for tier in Tier},
+        }
+        counts = own.model_dump(include={"sessions", "turns_running", "turns_waiting"})
+        return view.model_copy(update=changed | counts)
 
 
 class MemoryEstimate(BaseModel):

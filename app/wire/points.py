@@ -12,7 +12,7 @@ from app.domain.points import ABOUT, ALIASES, WHOLE, Axis, Point, Points, PointS
 from app.domain.values import ModelInfo
 from app.wire.base import MAX_COUNT
 
-PARTS = {PartKind.HEADS: (Axis.HEADS,), PartKind.NEURONS: (Axis.NEURONS,), PartKind.EXPERTS: (Axis.EXPERTS,)}
+PARTS = {PartKind.HEADS: Axis.HEADS, PartKind.NEURONS: Axis.NEURONS, PartKind.EXPERTS: Axis.EXPERTS}
 """What a part is chosen from."""
 
 
@@ -163,9 +163,8 @@ def check_part(kind: PartKind, numbers: tuple[int, ...], target: Target, *, para
     """How many heads, neurons or experts the point has. Raises `FieldOutOfRange` for a point that has none of the kind,
     and for those that are not there.
     """
-    axes = PARTS[kind]
-    if target.axis not in axes:
-        raise FieldOutOfRange(f"{param}: {target.point} has no {kind}; {_having(*axes)} have", param=param)
+    if target.axis is not PARTS[kind]:
+        raise FieldOutOfRange(f"{param}: {target.point} has no {kind}; {_having(PARTS[kind])} have", param=param)
     shape = target.shape()
     of = shape.heads if kind is PartKind.HEADS else shape.width
     _check_numbers(numbers, of, kind.value.removesuffix("s"), param=param)

@@ -14,7 +14,8 @@ from app.messages import Featured, Probed, Reading
 from app.wire.base import is_none
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
+    """The value, or null in JSON if it is not finite."""
     return value if math.isfinite(value) else None
 
 
@@ -29,7 +30,7 @@ class ProbeReading(BaseModel):
     @classmethod
     def of(cls, found: Probed) -> Self:
         """The wire form of what was found."""
-        values = [_finite(value) for value in found.values]
+        values = [finite(value) for value in found.values]
         return cls(probe=found.probe, positions=list(found.positions), values=values, halts=found.halts)
 
 
@@ -53,7 +54,7 @@ class FeaturesReading(BaseModel):
     def of(cls, found: Featured) -> Self:
         """The wire form of what was found."""
         top = [
-            [FeatureActivation(index=index, activation=_finite(value)) for index, value in each] for each in found.top
+            [FeatureActivation(index=index, activation=finite(value)) for index, value in each] for each in found.top
         ]
         return cls(dictionary=found.dictionary, positions=list(found.positions), top=top)
 

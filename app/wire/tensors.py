@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, TensorSpec, deserialize, safe_open, serialize
+from safetensors import SafetensorError, deserialize, safe_open
 
 from app.domain.breakpoints import Bytes, TensorData, TensorParts
 from app.domain.errors import FieldOutOfRange, MalformedRequest
@@ -28,7 +28,7 @@ def file_parts(tensors: Mapping[str, TensorParts], metadata: Mapping[str, str]) 
     """A safetensors file as parts: its header, and then the bytes of the tensors, without a copy
     (https://github.com/huggingface/safetensors#format). `tensors` of one dtype are laid out by name.
     """
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     parts, first = list[Bytes](), 0
     for name in sorted(tensors, key=lambda name: (-WRITTEN[tensors[name].dtype][1], name)):  # so that all are aligned
         tensor = tensors[name]
@@ -39,25 +39,15 @@ def file_parts(tensors: Mapping[str, TensorParts], metadata: Mapping[str, str]) 
         }
         parts += tensor.parts
         first += tensor.nbytes
-    text = json.dumps(header).encode()
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()  # as the library writes it
     text += b" " * (-len(text) % 8)
     return [len(text).to_bytes(8, "little") + text, *parts]
 
 
 def write_file(tensors: Mapping[str, TensorData], metadata: Mapping[str, str] | None = None) -> bytes:
-    """A safetensors file. `tensors` of one dtype are laid out by name."""
-    # The library takes addresses: the arrays keep them valid until it is done.
-    arrays = {name: np.frombuffer(tensor.data, dtype=np.uint8) for name, tensor in tensors.items()}
-    specs = {
-        name: TensorSpec(
-            dtype=tensor.dtype,
-            shape=tensor.shape,
-            data_ptr=arrays[name].ctypes.data,
-            data_len=arrays[name].nbytes,
-        )
-        for name, tensor in tensors.items()
-    }
-    return bytes(serialize(specs, dict(metadata) if metadata else None))
+    """A safetensors file as `file_parts` lays it out."""
+    parts = {name: TensorParts(each.dtype, each.shape, (each.data,)) for name, each in tensors.items()}
+    return b"".join(file_parts(parts, metadata or {}))
 
 
 def read_one(content: bytes, *, param: str) -> tuple[str, TensorData, dict[str, str]]:
