@@ -139,12 +139,6 @@ class FileStore:
         """Where the content of a file is that has been found, or will be."""
         return self.folder / file_id
 
-    def open(self, file_id: str) -> BinaryIO:
-        """The content of a file that has been found, to read. Not in a thread: it is soon done, and a task that is
-        cancelled meanwhile would not get the open file from there. Raises `OSError`.
-        """
-        return self.path(file_id).open("rb")
-
     def has(self, file_id: str) -> bool:
         """Whether there is a whole file of that id, of any owner."""
         return file_id in self._kept
@@ -171,7 +165,10 @@ class FileStore:
         if file_id is None and sum(kept.owner == owner for kept in self._kept.values()) >= MAX_FILES:
             raise FilesFull(f"there are {MAX_FILES} files, the most allowed: delete some")
         part = self.path(file_id or new_id("file-")).with_suffix(PART)
-        opened = _open_part(part)
+        try:
+            opened = part.open("ab")
+        except OSError as error:
+            raise DiskShort(f"the file was not stored: {error.strerror}") from error
         with self._room.claiming() as claim:
             writer = FileWriter(self, owner, part, opened, claim)
             self._bytes[owner] += writer.bytes
@@ -310,13 +307,6 @@ class FileWriter:
     def _append(self, *data: bytearray | Bytes) -> None:
         self._opened.writelines(data)
         self._opened.flush()
-
-
-def _open_part(part: Path) -> BinaryIO:
-    try:
-        return part.open("ab")
-    except OSError as error:
-        raise DiskShort(f"the file was not stored: {error.strerror}") from error
 
 
 def write_whole(path: Path, text: str) -> None:

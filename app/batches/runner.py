@@ -195,7 +195,8 @@ class Batches(Jobs[Batch, _Kept]):
     async def _left(self, kept: _Kept, done: set[bytes]) -> AsyncGenerator[tuple[str, bytes], None]:
         """The `custom_id` and body of each request of the file that is not `done`. Raises `OSError`, `LineProblem`."""
         batch, side_work = kept.job, self._registry.side_work
-        with self._files.open(batch.input_file_id) as opened:
+        # Not opened in a thread: a task that is cancelled meanwhile would not get the open file from there.
+        with self._files.path(batch.input_file_id).open("rb") as opened:
             names = self._registry.adapters
             while found := await side_work.run(kept.owner, next_request, opened, batch.endpoint, names.all_names):
                 if digest_of(found[0]) not in done:

@@ -35,6 +35,7 @@ from app.openai.response_items import (
     ShellCallItem,
     ShellCallOutputItem,
     encoded,
+    function_of,
     without_logprobs,
 )
 from app.openai.response_tools import HostedTool
@@ -327,7 +328,7 @@ def to_chat(instructions: str | None, items: Iterable[AnyItem]) -> Chat:
                 if not chat or chat[-1]["role"] != "assistant" or thoughts:
                     chat.append({"role": "assistant", "content": "", **thoughts})
                     thoughts = {}
-                call = {"id": item.call_id, "type": "function", "function": item.function}
+                call = {"id": item.call_id, "type": "function", "function": function_of(item)}
                 chat[-1].setdefault("tool_calls", []).append(call)
             case FunctionCallOutputItem() | ShellCallOutputItem() | ApplyPatchCallOutputItem():
                 chat.append({"role": "tool", "content": item.text, "tool_call_id": item.call_id})

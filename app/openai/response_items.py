@@ -132,11 +132,6 @@ class FunctionCallItem(BaseModel):
     arguments: str
     status: ItemStatus = "completed"
 
-    @property
-    def function(self) -> dict[str, str]:
-        """The call as the model has made it."""
-        return {"name": flat_name(self.namespace, self.name), "arguments": self.arguments}
-
 
 OutputKind = Literal["function_call_output", "custom_tool_call_output", "local_shell_call_output"]
 
@@ -177,11 +172,6 @@ class CustomToolCallItem(OpenBody):
     input: str
     status: ItemStatus = "completed"
 
-    @property
-    def function(self) -> dict[str, str]:
-        """The call as the model has made it."""
-        return {"name": flat_name(self.namespace, self.name), "arguments": _json({"input": self.input})}
-
 
 class LocalShellAction(OpenBody):
     """A program with its arguments."""
@@ -203,11 +193,6 @@ class LocalShellCallItem(OpenBody):
     action: LocalShellAction
     status: ItemStatus = "completed"
 
-    @property
-    def function(self) -> dict[str, str]:
-        """The call as the model has made it."""
-        return {"name": "local_shell", "arguments": _json(_given(self.action))}
-
 
 class ShellAction(OpenBody):
     """Commands of a shell."""
@@ -225,11 +210,6 @@ class ShellCallItem(OpenBody):
     call_id: Id
     action: ShellAction
     status: ItemStatus = "completed"
-
-    @property
-    def function(self) -> dict[str, str]:
-        """The call as the model has made it."""
-        return {"name": "shell", "arguments": _json(_given(self.action))}
 
 
 class PatchOperation(OpenBody):
@@ -254,12 +234,6 @@ class ApplyPatchCallItem(OpenBody):
     call_id: Id
     operation: PatchOperation
     status: Literal["in_progress", "completed"] = "completed"
-
-    @property
-    def function(self) -> dict[str, str]:
-        """The call as the model has made it."""
-        operation = self.operation
-        return {"name": "apply_patch", "arguments": _json({"type": operation.type, **_given(operation)})}
 
 
 class ShellOutcome(OpenBody):
@@ -313,10 +287,6 @@ class ApplyPatchCallOutputItem(OpenBody):
     def text(self) -> str:
         """What the model reads."""
         return self.status if not self.output else f"{self.status}: {self.output}"
-
-
-def _json(arguments: dict[str, Any]) -> str:
-    return json.dumps(arguments, ensure_ascii=False)
 
 
 def _given(action: OpenBody) -> dict[str, Any]:
@@ -385,6 +355,25 @@ Item = TypeAliasType(
     ],
 )
 CallItem = FunctionCallItem | CustomToolCallItem | LocalShellCallItem | ShellCallItem | ApplyPatchCallItem
+
+
+def function_of(call: CallItem) -> dict[str, str]:
+    """The call as the model has made it: the name of a function, and the JSON of its arguments."""
+    arguments: dict[str, Any]
+    match call:
+        case FunctionCallItem():
+            return {"name": flat_name(call.namespace, call.name), "arguments": call.arguments}
+        case CustomToolCallItem():
+            name, arguments = flat_name(call.namespace, call.name), {"input": call.input}
+        case LocalShellCallItem():
+            name, arguments = "local_shell", _given(call.action)
+        case ShellCallItem():
+            name, arguments = "shell", _given(call.action)
+        case ApplyPatchCallItem(operation=operation):
+            name, arguments = "apply_patch", {"type": operation.type, **_given(operation)}
+    return {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+
+
 CallOutputItem = FunctionCallOutputItem | ShellCallOutputItem | ApplyPatchCallOutputItem
 AnyItem = InputMessageItem | OutputMessageItem | CallItem | CallOutputItem | ReasoningItem
 OutputItem = TypeAliasType(

@@ -53,12 +53,7 @@ def record_of(response: StoredResponse) -> ResponseRecord:
 def in_order(records: Iterable[ResponseRecord]) -> list[tuple[ResponseRecord, Journaled]]:
     """What is written, each after those before it in its conversation. Raises `ValueError` for what is no response."""
     found = [(record, Journaled.model_validate_json(record.body)) for record in records]
-    return sorted(found, key=_place)
-
-
-def _place(found: tuple[ResponseRecord, Journaled]) -> tuple[int, int, bool]:
-    record, kept = found
-    return kept.answer.created_at, kept.start, record.id != kept.conversation
+    return sorted(found, key=lambda it: (it[1].answer.created_at, it[1].start, it[0].id != it[1].conversation))
 
 
 class ResponseStore:
@@ -214,10 +209,6 @@ class ResponseStore:
         self._items.pop((head.conversation.session.owner, item_id), None)
         self._note(head)
 
-    def close(self, head: StoredResponse) -> None:
-        """Forget a conversation and its responses, with the session that was opened for it."""
-        self._forget(head.conversation)
-
     def find_item(self, owner: str | None, item_id: str, *, param: str = "input") -> AnyItem:
         """The owner's item of that id, of any conversation or response that is kept, without log-probabilities. Raises
         `NotFound`.
@@ -255,7 +246,7 @@ class ResponseStore:
             self._items.pop((conversation.session.owner, item.id), None)
         is_last = conversation.head is None and all(each.is_deleted for each in conversation.responses.values())
         if is_last and not conversation.is_running:
-            self._forget(conversation)
+            self.forget(conversation)
         else:
             self._note(response)
 
@@ -280,7 +271,7 @@ class ResponseStore:
     def _forget_dead(self) -> None:
         for conversation in [each for each in self._conversations.values() if each.is_dead]:
             if not conversation.session.leaving:
-                self._forget(conversation)
+                self.forget(conversation)
 
     def _make_room(self) -> None:
         self._forget_dead()
@@ -289,13 +280,13 @@ class ResponseStore:
             idle = [each for each in self._of_largest(lambda each: 1) if not each.is_running and each is not last]
             if not idle:
                 break
-            self._forget(idle[0])
+            self.forget(idle[0])
         while self._bytes + self._coming_bytes > self._max_bytes:
             # Nobody may hold more by never being idle, or in one conversation: what comes first here is only preferred.
             largest = self._of_largest(lambda each: each.size)
             if not largest:
                 break
-            self._forget(min(largest, key=lambda each: each.is_running))
+            self.forget(min(largest, key=lambda each: each.is_running))
 
     def _of_largest(self, size: Callable[[StoredResponse], int]) -> list[Conversation]:
         """The conversations that may be forgotten for others, in the order of their use. Their owner has the most: so
@@ -310,7 +301,8 @@ class ResponseStore:
         [(owner, _)] = sizes.most_common(1)
         return [each for each in staying if each.session.owner == owner]
 
-    def _forget(self, conversation: Conversation) -> None:
+    def forget(self, conversation: Conversation) -> None:
+        """Forget a conversation and its responses, with the session that was opened for it."""
         for response in self._remove(conversation):
             if self._journal is not None:
                 self._journal.append(ResponseKey(response.answer.id), None)

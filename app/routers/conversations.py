@@ -124,7 +124,7 @@ async def delete_conversation(conversation_id: str, services: ServicesDep, owner
     """Forget a conversation, its items and its responses."""
     head = services.responses.find_conversation(owner, conversation_id)
     head.conversation.require_rest()
-    services.responses.close(head)
+    services.responses.forget(head.conversation)
     await services.responses.settled(head)
     return DeletedConversation(id=conversation_id)
 

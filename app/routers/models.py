@@ -1,6 +1,5 @@
 """`/v1/models`: the models that clients may name, and the adapters that operators load and unload."""
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,7 +32,8 @@ async def list_models(request: Request, services: ServicesDep) -> ModelList | Re
         data = [_anthropic_model(*each) for each in ((services.info, services.started_at), *adapters)]
         ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
         return JSONResponse({"data": data, "has_more": False, **ends})
-    return ModelList(data=[*_names(services), *(_adapter(services, each) for each in services.sessions.adapters)])
+    names = [_model(services, name) for name in services.sessions.adapters.names]
+    return ModelList(data=[*names, *(_adapter(services, each) for each in services.sessions.adapters)])
 
 
 @router.get("/v1/models/{model:path}", operation_id="getModel", response_model=Model, responses=ANSWERS)
@@ -45,11 +45,6 @@ async def get_model(model: str, request: Request, services: ServicesDep) -> Mode
             return JSONResponse(_anthropic_model(as_model(services.info, found), found.since))
         return JSONResponse(_anthropic_model(services.info, services.started_at))
     return _model(services, model) if found is None else _adapter(services, found)
-
-
-def _names(services: Services) -> Iterator[Model]:
-    """The base under each of its names."""
-    return (_model(services, name) for name in services.sessions.adapters.names)
 
 
 def _adapter(services: Services, served: ServedAdapter) -> Model:

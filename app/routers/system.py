@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from app.domain.errors import DjinnError, EngineAway, EngineError, NotFound, Unready
 from app.domain.values import KVPolicy
 from app.events import Scope
-from app.routers.dependencies import CleanupDep, OperatorDep, OwnerDep, Services, ServicesDep, errors
+from app.routers.dependencies import CleanupDep, OperatorDep, OwnerDep, ServicesDep, errors
 from app.web.openapi import component
 from app.web.sse import EventStream
 from app.web.static_folder import StaticFolder
@@ -43,17 +43,13 @@ async def get_ready(request: Request, services: ServicesDep) -> Status:
     while its journal cannot be written, and while it has no lease of its state folder; 500 if the engine has failed for
     good. Needs no API key. Without one, the answer says no more than the error's code. With one, the message tells why.
     """
-    is_known = _is_known(request, services)
+    # A tenant, or any caller where no key is needed.
+    is_known = not services.tenancy.directory or request.state.tenant is not None
     try:
         services.require_ready()
     except DjinnError as error:
         raise error if is_known else Unready(error) from error
     return Status(status="ready")
-
-
-def _is_known(request: Request, services: Services) -> bool:
-    """Whether the caller is no stranger: a tenant, or any caller where no key is needed."""
-    return not services.tenancy.directory or request.state.tenant is not None
 
 
 @router.get(

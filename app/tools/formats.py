@@ -79,8 +79,8 @@ class ToolFormat:
 
     def write_head(self, name: str) -> str:
         """A call up to its arguments. `name` is a JSON text."""
-        is_json = '"name": NAME' in self.call
-        return self.head.replace(NAME, name if is_json else _plain(name))
+        is_plain = '"name": NAME' not in self.call and name.startswith('"')
+        return self.head.replace(NAME, json.loads(name) if is_plain else name)
 
     def write(self, name: str, arguments: str) -> str:
         """One call as text. `name` and `arguments` are JSON texts."""
@@ -90,13 +90,6 @@ class ToolFormat:
     def write_all(self, calls: list[str]) -> str:
         """Calls that `write` has made, as one text."""
         return self.opening + self.separator.join(calls) + self.closing
-
-
-def _plain(name: str) -> str:
-    if not name.startswith('"'):
-        return name
-    text: str = json.loads(name)
-    return text
 
 
 def _pairs(arguments: str, pair: tuple[str, str, str]) -> Iterator[str]:
