@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
@@ -113,11 +113,11 @@ async def _create(
     owner: str | None,
     kind: UploadKind,
     form: type[T],
-    read: Callable[[Path, T, Mapping[str, bytes]], Read],
+    read: Callable[..., Read],
     *small: str,
 ) -> tuple[str, Any]:
-    """Keep what a form has: its file `weights`, its fields, and its `small` files, as `read` makes sense of them in a
-    thread; returns the upload's name, and what is known of it.
+    """Keep what a form has: its file `weights`, its fields, and its `small` files (None: it is not there), as `read`
+    makes sense of them in a thread, for this model; returns the upload's name, and what is known of it.
 
     Raises `TooLarge` for more than `max_upload_bytes`, what `read` and `Uploads.put` do, and what forms do.
     """
@@ -134,14 +134,14 @@ async def _create(
 
             content_type = request.headers.get("content-type", "")
             _, values = await read_form(content_type, request.stream(), WEIGHTS, write, most=MAX_FIELD)
-        files = {name: values.pop(name) for name in small if name in values}
+        files = [values.pop(name, None) for name in small]
         try:
             asked: Any = form.model_validate({name: each.decode("utf-8", "replace") for name, each in values.items()})
         except ValidationError as error:
             raise describe_body(form, error) from error
         async with services.side_work.turn(owner, Lane.FILE) as piece:
             piece.seconds = written / FILE_BYTES_PER_S
-            make, tensors = await asyncio.to_thread(read, part, asked, files)
+            make, tensors = await asyncio.to_thread(read, part, asked, services.info, *files)
     return asked.name, await uploads.put(UploadKey(owner, kind, asked.name), make, tensors)
 
 
@@ -160,10 +160,7 @@ async def create_dictionary(request: Request, services: ServicesDep, owner: Owne
     (its safetensors), or with Gemma Scope's `params.npz` as `weights` and the `layer` that it is for. It takes the
     place of another one of that name; edits that were sent before keep the old one.
     """
-
-    def read(part: Path, asked: DictionaryFields, files: Mapping[str, bytes]) -> Any:
-        return read_dictionary(part, files.get(CONFIG), asked, services.info, services.uploads.most)
-
+    read = partial(read_dictionary, room=services.uploads.most)
     made = await _create(request, services, owner, UploadKind.DICTIONARY, DictionaryFields, read, CONFIG)
     return DictionaryView.of(*made, loaded=True)
 
@@ -209,11 +206,7 @@ async def create_named_lens(request: Request, services: ServicesDep, owner: Owne
     and, if there is one, `0.bias` for the stream after layer 0, and so on for the layers that it has. It takes the
     place of another one of that name.
     """
-
-    def read(part: Path, asked: NamedLensFields, files: Mapping[str, bytes]) -> Any:
-        return read_lens(part, asked, services.info)
-
-    made = await _create(request, services, owner, UploadKind.LENS, NamedLensFields, read)
+    made = await _create(request, services, owner, UploadKind.LENS, NamedLensFields, read_lens)
     return NamedLensView.of(*made, loaded=True)
 
 
@@ -253,11 +246,7 @@ async def create_probe(request: Request, services: ServicesDep, owner: OwnerDep)
     or with the tensors of a `torch.nn.Sequential` of Linear, ReLU and Linear. It takes the place of another one of that
     name; breakpoints that were armed before keep the old one.
     """
-
-    def read(part: Path, asked: ProbeFields, files: Mapping[str, bytes]) -> Any:
-        return read_probe(part, asked, services.info)
-
-    made = await _create(request, services, owner, UploadKind.PROBE, ProbeFields, read)
+    made = await _create(request, services, owner, UploadKind.PROBE, ProbeFields, read_probe)
     return NamedProbeView.of(*made)
 
 

@@ -109,7 +109,7 @@ class DictionaryList(BaseModel):
 
 
 def read_dictionary(
-    weights: Path, config: bytes | None, asked: DictionaryFields, info: ModelInfo, room: int
+    weights: Path, asked: DictionaryFields, info: ModelInfo, config: bytes | None, *, room: int
 ) -> tuple[Callable[[StoredFile], Dictionary], dict[str, Floats]]:
     """What is known of the dictionary but for the file that it will have, and the tensors of that, as `Dictionary` has
     them. A file of more than `room` bytes of numbers is not read.
