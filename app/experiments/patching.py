@@ -206,7 +206,8 @@ class Sweep:
                 raise FieldOutOfRange(f"points: {point} cannot be patched: {why}", param="points")
             if body.by == "head" and about.axis is not Axis.HEADS:
                 raise FieldOutOfRange(f"by: {point} has no heads: give points such as z, q, k or v", param="by")
-        rows = sum(self._columns(point, layers, body, positions) for point, layers in sites.items())
+        places = ((point, layer) for point, layers in sites.items() for layer in layers)
+        rows = sum(len(positions) if body.by == "position" else self._heads(*place) for place in places)
         if rows > MAX_ROWS:
             raise FieldOutOfRange(
                 f"layers: {rows} places would be patched, and at most {MAX_ROWS} are in one sweep", param="layers"
@@ -218,11 +219,6 @@ class Sweep:
         self._sites, self._positions = sites, positions
         self._wanted = tuple(ids) if body.metric.kind == "logit_difference" else None  # the tokens of the logits
         self._answer = ids[0] if ids else 0
-
-    def _columns(self, point: Point, layers: Sequence[int], body: PatchingBody, positions: Sequence[int]) -> int:
-        if body.by == "position":
-            return len(layers) * len(positions)
-        return sum(self._heads(point, layer) for layer in layers)
 
     def _heads(self, point: Point, layer: int) -> int:
         found = self._info.points[point][layer]

@@ -148,15 +148,15 @@ class AllowedToolsChoice(OpenBody):
     allowed_tools: AllowedTools
 
 
-ChoiceWord = Annotated[Literal["none", "auto", "required"], Tag("word")]
-CHOICE_BY_FORM = Discriminator(
-    lambda choice: "word" if isinstance(choice, str) else type_of(choice),
-    custom_error_type="tool_choice",
-    custom_error_message="none, auto, required, or an object of type function or allowed_tools",
-)
 ToolChoice = Annotated[
-    ChoiceWord | Annotated[NamedTool, Tag("function")] | Annotated[AllowedToolsChoice, Tag("allowed_tools")],
-    CHOICE_BY_FORM,
+    Annotated[Literal["none", "auto", "required"], Tag("word")]
+    | Annotated[NamedTool, Tag("function")]
+    | Annotated[AllowedToolsChoice, Tag("allowed_tools")],
+    Discriminator(
+        lambda choice: "word" if isinstance(choice, str) else type_of(choice),
+        custom_error_type="tool_choice",
+        custom_error_message="none, auto, required, or an object of type function or allowed_tools",
+    ),
 ]
 
 

@@ -23,15 +23,12 @@ from app.openai.response_items import (
     FunctionCallItem,
     FunctionCallOutputItem,
     InputMessageItem,
-    InputTextPart,
     Item,
     JsonOf,
     LocalShellCallItem,
     OutputItem,
     OutputMessageItem,
-    OutputTextPart,
     ReasoningItem,
-    RefusedPart,
     ShellCallItem,
     ShellCallOutputItem,
     encoded,
@@ -334,7 +331,7 @@ def to_chat(instructions: str | None, items: Iterable[AnyItem]) -> Chat:
                 chat.append({"role": "tool", "content": item.text, "tool_call_id": item.call_id})
             case InputMessageItem() | OutputMessageItem():
                 role = "system" if item.role == "developer" else item.role
-                chat.append({"role": role, "content": _joined(item.content)})
+                chat.append({"role": role, "content": "\n".join(part.text for part in item.content)})
                 if role == "assistant":
                     chat[-1] |= thoughts
                 thoughts = {}
@@ -351,7 +348,3 @@ def check_calls(before: Sequence[AnyItem], new: Sequence[AnyItem], *, param: str
             kind = item.type.removesuffix("_output")
             message = f"{param}: there is no {kind} with call_id {item.call_id[:100]!r} before its output"
             raise FieldOutOfRange(message, param=param)
-
-
-def _joined(parts: Sequence[InputTextPart | OutputTextPart | RefusedPart]) -> str:
-    return "\n".join(part.text for part in parts)

@@ -369,14 +369,10 @@ class ConversationBody(OpenBody):
     id: Id
 
 
-def _as_object(conversation: object) -> object:
-    return {"id": conversation} if isinstance(conversation, str) else conversation
-
-
 _ID = {"type": "string", "minLength": 1, "maxLength": MAX_ID}
 ConversationOrId = Annotated[
     ConversationBody,
-    BeforeValidator(_as_object),
+    BeforeValidator(lambda given: {"id": given} if isinstance(given, str) else given),
     WithJsonSchema({"anyOf": [_ID, {"type": "object", "properties": {"id": _ID}, "required": ["id"]}]}),
 ]
 

@@ -140,7 +140,14 @@ def calls_of(message: Message) -> list[dict[str, Any]]:
 
 def messages_for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages for a template that writes calls itself: arguments become objects where they are JSON objects."""
-    return [_with_objects(message) for message in messages]
+    written = []
+    for message in messages:
+        calls = [
+            {**call, "function": {**call["function"], "arguments": _as_object(call["function"]["arguments"])}}
+            for call in calls_of(message)
+        ]
+        written.append({**message, "tool_calls": calls} if calls else dict(message))
+    return written
 
 
 def messages_as_text(messages: Sequence[Message], form: ToolFormat) -> list[dict[str, Any]]:
@@ -158,14 +165,6 @@ def with_instructions(messages: list[dict[str, Any]], tools: Sequence[Tool], for
     if messages and messages[0]["role"] == "system":
         return [{**messages[0], "content": f"{about}\n\n{messages[0]['content']}"}, *messages[1:]]
     return [{"role": "system", "content": about}, *messages]
-
-
-def _with_objects(message: Message) -> dict[str, Any]:
-    calls = [
-        {**call, "function": {**call["function"], "arguments": _as_object(call["function"]["arguments"])}}
-        for call in calls_of(message)
-    ]
-    return {**message, "tool_calls": calls} if calls else dict(message)
 
 
 def _as_object(arguments: str) -> Any:

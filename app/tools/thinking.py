@@ -150,14 +150,12 @@ class ThoughtReader:
             self._state = _State.THINKING
             if not cut or self._whole_markers:
                 yield from self._think(self._take(len(self._text)))
-        elif self._state is _State.BEFORE and not (cut and self._text and self._is_marker(self._text)):
-            yield from self._pass("".join([*self._space, self._text]))
+        elif self._state is _State.BEFORE:
+            is_marker = not self._whole_markers or self._text.startswith(self._form.begin)  # the beginning, and no text
+            if not (cut and self._text and is_marker):
+                yield from self._pass("".join([*self._space, self._text]))
         if self._answer is not None:
             yield from self._answer.finish(cut=cut)
-
-    def _is_marker(self, text: str) -> bool:
-        """Whether the beginning of the marker is one, and no text."""
-        return not self._whole_markers or text.startswith(self._form.begin)
 
     def _think(self, text: str) -> Iterator[Piece]:
         """The next thoughts, without white space around all of them."""

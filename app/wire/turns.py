@@ -65,10 +65,6 @@ class StructuredOutputs(WireModel):
                 f"structured_outputs: give exactly one of json, regex, choice, grammar and json_object, not {found}",
                 param="structured_outputs",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _schema_of_few_levels(self) -> Self:
         if isinstance(self.json_schema, str) and is_nested_too_deep(self.json_schema):
             name = "structured_outputs.json"
             raise FieldOutOfRange(f"{name}: the schema is nested too deep: at most {MAX_NESTING} levels", param=name)
