@@ -160,7 +160,7 @@ class HostPool:
         stream = self._streams.to_host
         stream.wait(ready)
         for runs, size in self._parts(source, target, half):
-            stream.copy(self.data[:, :size], self._device[:, :size], runs)
+            self._take_out(stream, runs, size)
         stream.record().synchronize()
 
     def copy_in(
@@ -191,8 +191,16 @@ class HostPool:
     def _launch(self, stream: Stream, source: Sequence[int], target: Sequence[int], half: HalfPass) -> Event:
         """Launch copies to the device; returns the point after them."""
         for runs, size in self._parts(source, target, half):
-            stream.copy(self._device[:, :size], self.data[:, :size], runs)
+            self._bring_in(stream, runs, size)
         return stream.record()
+
+    def _take_out(self, stream: Stream, runs: Iterator[Run], size: int) -> None:
+        """Launch copies of the first `size` bytes of blocks to the host."""
+        stream.copy(self.data[:, :size], self._device[:, :size], runs)
+
+    def _bring_in(self, stream: Stream, runs: Iterator[Run], size: int) -> None:
+        """The same to the device."""
+        stream.copy(self._device[:, :size], self.data[:, :size], runs)
 
     def _count_late(self, blocks: int, half: HalfPass) -> int:
         """How many of the blocks are told of before they have come."""
@@ -246,31 +254,17 @@ def runs_of(source: Sequence[int], target: Sequence[int], longest: int) -> Itera
             start = index
 
 
-def open_slab() -> int:
-    """A descriptor of memory without a name, which has no bytes yet."""
-    return os.memfd_create("djinn-kv-host")
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The heads of `rank` in the blocks at `descriptor`, which have those of all `ranks`."""
-
-    rank: int
-    ranks: int
-    descriptor: int
-
-    def map(self, blocks: int, own_bytes: int) -> Tensor:
-        """The blocks, `[blocks, block_bytes]` uint8, of which `own_bytes` each are this rank's. They begin as zeros;
-        the machine gives memory as it is written.
-        """
-        block_bytes = own_bytes * self.ranks
-        size = blocks * block_bytes
-        if not size:
-            return torch.zeros((blocks, block_bytes), dtype=torch.uint8)
-        if os.fstat(self.descriptor).st_size < size:
-            os.ftruncate(self.descriptor, size)
-        memory = mmap.mmap(self.descriptor, size, flags=mmap.MAP_SHARED)
-        return torch.frombuffer(memory, dtype=torch.uint8).view(blocks, block_bytes)
+def _map_blocks(slab: int, blocks: int, block_bytes: int) -> Tensor:
+    """Host blocks in the memory that has this descriptor, `[blocks, block_bytes]` uint8. They begin as zeros; the
+    machine gives memory as it is written.
+    """
+    size = blocks * block_bytes
+    if not size:
+        return torch.zeros((blocks, block_bytes), dtype=torch.uint8)
+    if os.fstat(slab).st_size < size:
+        os.ftruncate(slab, size)
+    memory = mmap.mmap(slab, size, flags=mmap.MAP_SHARED)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(blocks, block_bytes)
 
 
 class SharedHostPool(HostPool):
@@ -282,42 +276,36 @@ class SharedHostPool(HostPool):
     piece of memory of the rank's own.
     """
 
-    def __init__(self, device: KVPool, num_blocks: int, streams: DeviceStreams, part: Part) -> None:
+    late_bytes = 0
+
+    def __init__(
+        self, device: KVPool, num_blocks: int, streams: DeviceStreams, *, rank: int, ranks: int, slab: int
+    ) -> None:
+        """The blocks with the heads of all `ranks` are in memory that has the descriptor `slab`."""
         blocks, layers = device.data.shape[:2]
         own_bytes = device.data.nbytes // blocks
-        super().__init__(device, num_blocks, streams, part.map(num_blocks, own_bytes))
+        super().__init__(device, num_blocks, streams, _map_blocks(slab, num_blocks, own_bytes * ranks))
         lines = 2 * layers  # the keys of a layer, or its values
-        whole = self.data.numpy().reshape(num_blocks, lines, own_bytes * part.ranks // lines)
-        self._own = np.split(whole, part.ranks, axis=2)[part.rank]
+        whole = self.data.numpy().reshape(num_blocks, lines, own_bytes * ranks // lines)
+        self._own = np.split(whole, ranks, axis=2)[rank]
         self._line_bytes = own_bytes // lines
         self._going, self._coming = (streams.host_tensor((self._longest_run, own_bytes), torch.uint8) for _ in range(2))
 
-    def copy_out(
-        self, source: Sequence[int], target: Sequence[int], ready: Event, half: HalfPass = WHOLE_PASSES
-    ) -> None:
-        stream = self._streams.to_host
-        stream.wait(ready)
-        for runs, size in self._parts(source, target, half):
-            for write, read in runs:
-                here = slice(0, write.stop - write.start)
-                stream.copy(self._going[:, :size], self._device[:, :size], ((here, read),))
-                stream.record().synchronize()
-                lines = slice(0, size // self._line_bytes)
-                np.copyto(self._own[write, lines], self._lines_of(self._going)[here, lines])
+    def _take_out(self, stream: Stream, runs: Iterator[Run], size: int) -> None:
+        lines = slice(0, size // self._line_bytes)
+        for write, read in runs:
+            here = slice(0, write.stop - write.start)
+            stream.copy(self._going[:, :size], self._device[:, :size], ((here, read),))
+            stream.record().synchronize()
+            np.copyto(self._own[write, lines], self._lines_of(self._going)[here, lines])
 
-    def copy_in(
-        self, source: Sequence[int], target: Sequence[int], ready: Event, half: HalfPass = WHOLE_PASSES
-    ) -> Landing:
-        stream = self._streams.to_device
-        stream.wait(ready)
-        for runs, size in self._parts(source, target, half):
-            for write, read in runs:
-                here = slice(0, write.stop - write.start)
-                lines = slice(0, size // self._line_bytes)
-                np.copyto(self._lines_of(self._coming)[here, lines], self._own[read, lines])
-                stream.copy(self._device[:, :size], self._coming[:, :size], ((write, here),))
-                stream.record().synchronize()
-        return LANDED
+    def _bring_in(self, stream: Stream, runs: Iterator[Run], size: int) -> None:
+        lines = slice(0, size // self._line_bytes)
+        for write, read in runs:
+            here = slice(0, write.stop - write.start)
+            np.copyto(self._lines_of(self._coming)[here, lines], self._own[read, lines])
+            stream.copy(self._device[:, :size], self._coming[:, :size], ((write, here),))
+            stream.record().synchronize()
 
     def _lines_of(self, staging: Tensor) -> NDArray[np.uint8]:
         """The memory of a piece as this rank's part of host blocks, `[blocks, lines, line bytes]`."""

@@ -28,7 +28,7 @@ from app.gpu.device.streams import streams_of
 from app.gpu.forward.graphs import layer_by_layer
 from app.gpu.kernels.attention.base import Batch, RowShape, make_batch
 from app.gpu.kernels.linear.base import Shard
-from app.gpu.kv.pools import KVPool, Part, SharedHostPool
+from app.gpu.kv.pools import KVPool, SharedHostPool
 from app.gpu.models.base import LayerStack
 from app.gpu.models.recipe import Recipe
 from app.gpu.state.kv_header import KVLayout
@@ -249,8 +249,8 @@ class Follower:
         layout = KVLayout(divide(stack.states).layers, stack.kv_heads, block_size, stack.head_dim, kept)
         with allocating("kv_device", device_blocks * layout.block_bytes):
             self._pool = KVPool(stack, device_blocks, block_size, dtype=recipe.kv_dtype)
-        part = Part(load.rank, load.ranks, slab)
-        self._host = SharedHostPool(self._pool, host_blocks, streams_of(recipe.device), part)
+        streams, rank, ranks = streams_of(recipe.device), load.rank, load.ranks
+        self._host = SharedHostPool(self._pool, host_blocks, streams, rank=rank, ranks=ranks, slab=slab)
         self._run_layers = layer_by_layer(stack, self._pool)
         self._done = 0
         self._came = threading.Condition()

@@ -31,7 +31,7 @@ from app.gpu.device.streams import DeviceStreams, Event
 from app.gpu.forward.graphs import RunLayers
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.kernels.linear.base import Shard
-from app.gpu.kv.pools import LANDED, KVPool, Landing, Part, SharedHostPool, open_slab
+from app.gpu.kv.pools import KVPool, Landing, SharedHostPool
 from app.gpu.models import require_shards
 from app.gpu.models.base import LayerStack
 from app.gpu.models.recipe import Recipe
@@ -145,7 +145,7 @@ class Ranks:
         self.group = Group(0, count, device)
         self.ordered = 0
         """Orders that have been given."""
-        self.slab = open_slab()
+        self.slab = os.memfd_create("djinn-kv-host")
         self._die = die
         self._closing = False
         self._ended = threading.Event()
@@ -331,7 +331,7 @@ class LeadingHostPool(SharedHostPool):
     """A `HostPool` whose copies are done when all ranks have done theirs."""
 
     def __init__(self, ranks: Ranks, device: KVPool, num_blocks: int, streams: DeviceStreams) -> None:
-        super().__init__(device, num_blocks, streams, Part(0, ranks.count, ranks.slab))
+        super().__init__(device, num_blocks, streams, rank=0, ranks=ranks.count, slab=ranks.slab)
         self._ranks = ranks
 
     def copy_out(
@@ -346,8 +346,7 @@ class LeadingHostPool(SharedHostPool):
     ) -> Landing:
         assert isinstance(ready, _Point)
         with self._ranks.copying("in", ready.orders, source, target, half):
-            super().copy_in(source, target, ready.event, half)
-        return LANDED
+            return super().copy_in(source, target, ready.event, half)
 
     def now(self) -> Event:
         return _Point(super().now(), self._ranks.ordered)

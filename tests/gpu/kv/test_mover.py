@@ -18,7 +18,7 @@ from app.gpu.device.streams import PASSED, CpuStreams, DeviceStreams, streams_of
 from app.gpu.kernels.attention import attention_for
 from app.gpu.kv.file import DiskStore
 from app.gpu.kv.mover import KVMover, MoveQueue
-from app.gpu.kv.pools import HostPool, KVPool, Part, SharedHostPool, open_slab
+from app.gpu.kv.pools import HostPool, KVPool, SharedHostPool
 from app.gpu.kv.stream import send_kv
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
@@ -167,10 +167,10 @@ def test_a_half_pass_is_copied_up_to_its_layer(
 ) -> None:
     pool = fresh_pool(tiny_llama.stack, dtype)
     monkeypatch.setattr(app.gpu.kv.pools, "PIECE_BYTES", 2 * pool.data[0].nbytes)
-    slab = open_slab()
+    slab = os.memfd_create("djinn-kv-host")
     host = HostPool(pool, BLOCKS, CpuStreams())
     if ranks:
-        host = SharedHostPool(pool, BLOCKS, CpuStreams(), Part(1, ranks, slab))
+        host = SharedHostPool(pool, BLOCKS, CpuStreams(), rank=1, ranks=ranks, slab=slab)
     os.close(slab)
     check_half_pass(pool, host)
 
