@@ -24,7 +24,7 @@ import shutil
 import tempfile
 import zlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -126,8 +126,7 @@ def read_kv_header(path: Path, expected: KVIdentity) -> KVFileHeader:
     Raises `KVFileDamaged`, `KVFileMismatch` if the file is not of the `expected` model and layout, `OSError`.
     """
     with open(path, "rb") as file:
-        header, _ = _read_lead(file, expected, MAX_TOKENS)
-    return header
+        return read_lead(file.read, expected, MAX_TOKENS, os.fstat(file.fileno()).st_size)[0]
 
 
 def read_kv_file(
@@ -140,7 +139,7 @@ def read_kv_file(
     for the tokens only, of which there may be `max_tokens`.
     """
     with open(path, "rb") as file:
-        header, lead = _read_lead(file, expected, max_tokens)
+        header, lead = read_lead(file.read, expected, max_tokens, os.fstat(file.fileno()).st_size)
         digest = _Sum(header.checksum)
         digest.update(lead)
         _pass_over(file, header.about_bytes, digest)
@@ -166,21 +165,24 @@ def read_export(path: Path, expected: KVIdentity, *, max_tokens: int) -> KVFileH
     return header
 
 
-def _read_lead(file: io.BufferedReader, expected: KVIdentity, max_tokens: int) -> tuple[KVFileHeader, bytes]:
-    """The header with tokens, and the bytes that they came from; the file stands at `about`.
+def read_lead(
+    read: Callable[[int], bytes], expected: KVIdentity, max_tokens: int, size: int | None = None
+) -> tuple[KVFileHeader, bytes]:
+    """The header with tokens, of which there may be `max_tokens`, and the bytes that they came from. `read` gives the
+    next so many, and then stands at `about`.
 
-    All that the header claims is compared with what may be, and with the file's size, before more of it is read.
+    All that the header claims is compared with what may be, and with the `size` of a file, before more of it is read.
+    Raises any `KVFileError` if it is not of the `expected` model and layout, and what `read` raises.
     """
-    size = os.fstat(file.fileno()).st_size
-    start = file.read(LENGTH_BYTES)
+    start = read(LENGTH_BYTES)
     header_bytes = int.from_bytes(start, "little")
-    if not 0 < header_bytes <= min(MAX_HEADER_BYTES, size - LENGTH_BYTES):
-        raise KVFileDamaged("it is no exported session, which begins with the length of its header")
-    lead = start + file.read(header_bytes)
+    if not 0 < header_bytes <= min(MAX_HEADER_BYTES, MAX_HEADER_BYTES if size is None else size - LENGTH_BYTES):
+        raise KVFileDamaged("it is no session, which begins with the length of its header")
+    lead = start + read(header_bytes)
     header = read_header(lead, expected, max_tokens)
-    if file_bytes(header) != size:
+    if size not in (None, file_bytes(header)):
         raise KVFileDamaged(f"it has {size} bytes, its header says {file_bytes(header)}")
-    token_bytes = file.read(len(header.token_ids) * TOKEN_BYTES)
+    token_bytes = read(len(header.token_ids) * TOKEN_BYTES)
     token_ids = array("i", token_bytes)
     check_tokens(token_ids, expected)
     return replace(header, token_ids=token_ids), lead + token_bytes

@@ -21,20 +21,10 @@ import hashlib
 import socket
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from functools import partial
 
-from app.gpu.kv.file import MAX_HEADER_BYTES
-from app.gpu.state.kv_header import (
-    LENGTH_BYTES,
-    TOKEN_BYTES,
-    KVFileDamaged,
-    KVFileHeader,
-    KVFileMismatch,
-    KVIdentity,
-    check_tokens,
-    encode_header,
-    read_header,
-)
+from app.gpu.kv.file import read_lead
+from app.gpu.state.kv_header import KVFileHeader, KVFileMismatch, KVIdentity, encode_header
 from app.gpu.state.moves import Move, Moved
 
 SILENCE_S = 10.0
@@ -50,34 +40,22 @@ LEAD_BYTES = 32
 def send_kv(connection: socket.socket, header: KVFileHeader, parts: Sequence[memoryview]) -> int:
     """Send it all; returns how many bytes. `parts` are the header's blocks, neighbours joined. Raises `OSError`."""
     connection.settimeout(SILENCE_S)
+    return _send(connection, encode_header(header) + array("i", header.token_ids).tobytes(), parts)
+
+
+def _send(connection: socket.socket, lead: bytes, parts: Sequence[memoryview]) -> int:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    lead = encode_header(header) + array("i", header.token_ids).tobytes()
     connection.sendall(lead)
     for part in parts:
-        _send_slices(connection, part)
+        for first in range(0, len(part), SLICE_BYTES):  # the time limit of `sendall` is for all that it is given
+            connection.sendall(part[first : first + SLICE_BYTES])
     return len(lead) + sum(map(len, parts))
 
 
-def _send_slices(connection: socket.socket, data: memoryview) -> None:
-    """The time limit of `sendall` is for all that it is given."""
-    for first in range(0, len(data), SLICE_BYTES):
-        connection.sendall(data[first : first + SLICE_BYTES])
-
-
 def receive_lead(connection: socket.socket, expected: KVIdentity, *, max_tokens: int) -> KVFileHeader:
-    """The header with tokens, of which there may be `max_tokens`; the blocks follow.
-
-    Raises any `KVFileError` if it is not of the `expected` model and layout, `OSError`.
-    """
+    """The header with tokens; the blocks follow. Raises what `read_lead` does, `OSError`."""
     connection.settimeout(SILENCE_S)
-    start = receive(connection, LENGTH_BYTES)
-    header_bytes = int.from_bytes(start, "little")
-    if not 0 < header_bytes <= MAX_HEADER_BYTES:
-        raise KVFileDamaged("it does not begin with the length of its header")
-    header = read_header(start + receive(connection, header_bytes), expected, max_tokens)
-    token_ids = array("i", receive(connection, len(header.token_ids) * TOKEN_BYTES))
-    check_tokens(token_ids, expected)
-    return replace(header, token_ids=token_ids)
+    return read_lead(partial(receive, connection), expected, max_tokens)[0]
 
 
 def receive(connection: socket.socket, count: int) -> bytes:
@@ -114,17 +92,13 @@ def send_prompt(connection: socket.socket, move: Move, parts: Sequence[memoryvie
     """Send a part of a prompt, with the lead before the first; returns how many bytes. `parts` are its blocks,
     neighbours joined. Raises `OSError`.
     """
-    _be_patient(connection)
-    lead = _lead(move, identity) if move.begins else b""
-    connection.sendall(lead)
-    for part in parts:
-        _send_slices(connection, part)
-    return len(lead) + sum(map(len, parts))
+    connection.settimeout(PATIENCE_S)
+    return _send(connection, _lead(move, identity) if move.begins else b"", parts)
 
 
 def receive_prompt(connection: socket.socket, move: Move, blocks: Iterable[memoryview], identity: KVIdentity) -> Moved:
     """Receive a prompt, as much of it as comes. Raises `KVFileMismatch`."""
-    _be_patient(connection)
+    connection.settimeout(PATIENCE_S)
     layout, tokens = identity.layout, len(move.token_ids)
     end = layout.token_blocks(tokens, 0)
     places = [*layout.groups.held(list(range(move.first, end)), move.behind - move.first), end]
@@ -138,11 +112,6 @@ def receive_prompt(connection: socket.socket, move: Move, blocks: Iterable[memor
     except OSError as error:
         return Moved(move.number, computed=computed, error=str(error))
     return Moved(move.number, computed=computed)
-
-
-def _be_patient(connection: socket.socket) -> None:
-    connection.settimeout(PATIENCE_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _lead(move: Move, identity: KVIdentity) -> bytes:
