@@ -107,7 +107,7 @@ class MoveTotals:
         return self.bytes / self.seconds if self.seconds else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TierCounts:
     """What happened to KV since the start.
 

@@ -21,7 +21,7 @@ from app.gpu.kv.loan import Borrower
 from app.gpu.kv.mover import KVMover
 from app.gpu.kv.phases import Phases
 from app.gpu.planning.scheduler import Scheduler
-from app.gpu.planning.turns import Turns, sample_requests
+from app.gpu.planning.turns import Turns, pauses_at, sample_requests
 from app.gpu.state.checkpoints import Captured
 from app.gpu.state.moves import Moved
 from app.gpu.state.segments import Row
@@ -389,7 +389,7 @@ def finish_step(turns: Turns, rows: Sequence[Row], result: StepResult) -> Iterat
                 if halts:
                     halted.setdefault(row, each)
         for each in captured:
-            if each.reads is None and not (row in halted and turns.runs_again(halted[row], row in result.stopped)):
+            if each.reads is None and not (row in halted and row not in result.stopped and pauses_at(halted[row])):
                 yield from turns.capture(row, each)
     for row, scores in result.scores.items():
         if row not in failed:

@@ -4,6 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -319,21 +320,19 @@ class CommandHandler:
     def cancel(self, sequence: TokenSequence, command: messages.Cancel) -> list[Event]:
         """End the turn. If it has just ended by itself, only cut the history."""
         turn, events = sequence.turn, list[Event]()
-        if turn is not None and turn.ticket == command.turn:
-            self._cut_turn(sequence, turn.prompt_tokens, command.keep)
-            events.append(self._turns.end(sequence, command.reason))
-        elif turn is None and sequence.last_turn is not None and sequence.last_turn[0] == command.turn:
-            self._cut_turn(sequence, sequence.last_turn[1], command.keep)
-            self._scheduler.retire(sequence)
+        last = sequence.last_turn if turn is None else (turn.ticket, turn.prompt_tokens)
+        if last is not None and last[0] == command.turn:
+            if command.keep is not None:
+                self._placement.tiers.truncate(sequence, last[1] + command.keep)
+            if turn is None:
+                self._scheduler.retire(sequence)
+            else:
+                events.append(self._turns.end(sequence, command.reason))
         return [*events, Done(command.ticket, len(sequence.tokens))]
-
-    def _cut_turn(self, sequence: TokenSequence, prompt_tokens: int, keep: int | None) -> None:
-        if keep is not None:
-            self._placement.tiers.truncate(sequence, prompt_tokens + keep)
 
     def _session(self, sequence: TokenSequence) -> SessionMemory:
         """Where one session's KV is. Sizes in bytes."""
-        traffic, size, pool = sequence.traffic, self._placement.tiers.block_bytes, self._scheduler.cache.pool
+        size, pool = self._placement.tiers.block_bytes, self._scheduler.cache.pool
         return SessionMemory(
             tokens=len(sequence.tokens),
             computed_tokens=sequence.computed,
@@ -342,9 +341,9 @@ class CommandHandler:
             device_bytes=sequence.held_count * size,
             host_bytes=sequence.copy_count * size,
             disk_bytes=sequence.disk_blocks * size,
-            bytes_out=traffic.bytes_out,
-            bytes_in=traffic.bytes_in,
-            restores=traffic.restores,
+            bytes_out=sequence.bytes_out,
+            bytes_in=sequence.bytes_in,
+            restores=sequence.restores,
             block_bytes=size,
             counts=pool.counts,
         )
@@ -365,7 +364,7 @@ class CommandHandler:
             host=TierUse(host.num_blocks * size, host.owned * size, host.cached * size),
             disk=TierUse(placement.disk_blocks * size, placement.tiers.file_blocks * size),
             moves=placement.meter.totals(),
-            counts=placement.counts(),
+            counts=replace(placement.counts),
             running=len(queue.running),
             waiting=len(queue.waiting),
             steps=self._steps(),

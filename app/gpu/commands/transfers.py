@@ -100,7 +100,7 @@ class Transfers:
         """Delete the files that no session has claimed, as every session has been opened."""
         for session in (*self._saved, *self._refused):
             self._tiers.delete_file(TokenSequence(session, b""))
-        self._placement.count_disk_failures(len(self._refused))
+        self._placement.counts.disk_failures += len(self._refused)
         self._saved, self._refused = {}, ()
 
     def _check_reserve(self, residency: Residency) -> None:

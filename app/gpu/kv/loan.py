@@ -102,8 +102,3 @@ class Borrower:
         self._copy_blocks(copies)
         self.give_back()
         return True
-
-
-def lend_nothing(missing: int) -> int:
-    """`Borrower.borrow` where all weights stay on the device."""
-    return 0

@@ -6,10 +6,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from app.domain.values import KVPolicy, Phase, SessionId, Tier
-from app.gpu.kv.gaps import Gap
+from app.domain.values import EARLY_WAITS, KVPolicy, Phase, SessionId, Tier
 from app.gpu.kv.placement import Placement
-from app.gpu.kv.ranking import LAPSE_S, Blocks, ReturnOrder
+from app.gpu.kv.ranking import LAPSE_S, Blocks, Gap, ReturnOrder
 from app.gpu.state.moves import MoveKind
 from app.gpu.state.sequence import TokenSequence
 
@@ -109,11 +108,8 @@ class Phases:
     def rest(self) -> None:
         """Begin no more moves, whatever is signalled: the engine is about to stop."""
         self._listens = False
-        for sessions in (self._to_leave, self._leaving, self._stuck):
-            sessions.clear()
-        self._again.clear()
-        self._looks.clear()
-        self._wanted, self._expected = ReturnOrder(self._blocks), ReturnOrder(self._blocks)
+        for sequence in (*self._placement.resident.values(), *self._placement.away.values()):
+            self.forget(sequence)
 
     def tick(self) -> None:
         """Go on with every session that waits for its time or for room. Costs nothing while neither has come."""
@@ -191,7 +187,7 @@ class Phases:
         """It is on the device for a return that may come much later: then it leaves again."""
         if (gap := self._gaps.get(sequence.session)) and gap.lengths:
             now = self._clock()
-            late_at = gap.late_at(now)
+            late_at = gap.over_at(now, 1 - EARLY_WAITS)
             self._look_again(sequence, now + LAPSE_S if late_at is None else min(late_at, now + LAPSE_S))
 
     def _prefetch_all(self) -> None:
@@ -274,7 +270,7 @@ class Phases:
             if not gap.lengths and sequence.return_time - now < move_s:
                 return False
         if gap.lengths:
-            sequence.resume_at = gap.returns_at(now)
+            sequence.resume_at = gap.over_at(now, EARLY_WAITS)
             self._expected.remove(sequence)
             if sequence.resume_at is not None:
                 self._expected.add(sequence)

@@ -9,7 +9,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 
-from app.domain.memory_map import TierCounts
 from app.domain.values import KVPolicy, Phase, SessionId, Tier
 from app.gpu.kv.ranking import ANY_TIME, MoveMeter, Victims, rank
 from app.gpu.kv.tiers import KVTiers
@@ -42,7 +41,7 @@ class Placement:
         borrow: Callable[[int], int],
     ) -> None:
         """`borrow` gets at least so many device blocks from weights and returns how many; 0: weights have too few."""
-        self.tiers = tiers
+        self.tiers, self.counts = tiers, tiers.counts
         self.policy = policy
         self.clock = clock
         self.meter = MoveMeter(tiers.block_bytes)
@@ -70,7 +69,6 @@ class Placement:
         self._writable_at = -math.inf
         self._step_s = 0.0
         self._ordered_at: dict[int, float] = {}
-        self._early_bytes = self._disk_failures = self._late = self._dropped = 0
 
     # The lists.
 
@@ -82,7 +80,7 @@ class Placement:
         turn.begun_at = self.clock()
         self.note_placed(sequence)
         self.active[sequence.session] = sequence
-        self._late += sequence.tier not in (Tier.DEVICE, None)
+        self.counts.late_restores += sequence.tier not in (Tier.DEVICE, None)
 
     def end_turn(self, sequence: TokenSequence) -> None:
         """Note that the session has no turn, or has just been opened."""
@@ -116,7 +114,7 @@ class Placement:
 
     def drop(self, sequence: TokenSequence) -> None:
         """Lose the session's KV, as no tier has room for it."""
-        self._dropped += 1
+        self.counts.dropped += 1
         self._free(sequence)
         self.note_placed(sequence)
 
@@ -169,9 +167,9 @@ class Placement:
         self.meter.add(move, report)
         ordered_at = self._ordered_at.pop(move.number)
         if move.early:
-            self._early_bytes += len(move.source) * self.tiers.block_bytes
+            self.counts.write_behind_bytes += len(move.source) * self.tiers.block_bytes
         if report.error is not None and move.kind in (MoveKind.TO_DISK, MoveKind.FROM_DISK):
-            self._disk_failures += 1
+            self.counts.disk_failures += 1
             if move.kind is MoveKind.TO_DISK:
                 self._writable_at = self.clock() + DISK_REST_S
         if sequence.turn is not None and not sequence.turn.paused and move.kind in (MoveKind.IN, MoveKind.FROM_DISK):
@@ -254,7 +252,7 @@ class Placement:
             self.tiers.adopt_file(sequence, computed, file_blocks, behind)
             self._with_file[sequence.session] = sequence
         else:
-            self._dropped += computed > 0
+            self.counts.dropped += computed > 0
             self.tiers.delete_file(sequence)
 
     # Who gives way on the device.
@@ -436,20 +434,6 @@ class Placement:
                     self.note_placed(sequence)
                     del self._with_file[sequence.session]
         return self.tiers.file_blocks <= most
-
-    def count_disk_failures(self, files: int) -> None:
-        """Count files that could not be written or read."""
-        self._disk_failures += files
-
-    def counts(self) -> TierCounts:
-        """Counts since the start."""
-        return TierCounts(
-            write_behind_bytes=self._early_bytes,
-            turned_round=self.tiers.cancelled,
-            dropped=self._dropped,
-            disk_failures=self._disk_failures,
-            late_restores=self._late,
-        )
 
 
 def _largest_tenant_first(away: Sequence[TokenSequence], some: list[TokenSequence]) -> list[TokenSequence]:

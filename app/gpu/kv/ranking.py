@@ -1,8 +1,11 @@
-"""Who leaves the device first, who comes back first, and how long moves take. Pure planning."""
+"""Who leaves the device first, for how long a session stays while it waits, who comes back first, and how long moves
+take. Pure planning.
+"""
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -76,6 +79,46 @@ class Victims:
 
 def _can_give_way(sequence: TokenSequence) -> bool:
     return sequence.moving is None and bool(sequence.blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A wait that began at `began`, of a kind of which earlier ones took `lengths` seconds, in ascending order.
+
+    Gaps at tools are short with a heavy tail. To leave at once copies KV for gaps that end at once; never to leave
+    holds it through those that do not end. What a stay costs is the time that the KV holds the tier, and a move costs
+    the time that it does. So it stays for as long as makes their sum least on average, which is the ski-rental problem
+    with a known distribution (Karlin et al., *Competitive randomized algorithms for nonuniform problems*, 1994).
+    """
+
+    began: float
+    lengths: Sequence[float] = ()
+
+    def _longer(self, now: float) -> Sequence[float]:
+        """Those of the earlier ones that took longer than this one has by now."""
+        return self.lengths[bisect_right(self.lengths, now - self.began) :]
+
+    def leave_at(self, now: float, move_s: float) -> float:
+        """When KV should leave a tier, if moves away and back take `move_s`. A wait that is longer than all earlier
+        ones may last: then it should by `move_s` after them.
+        """
+        longer = self._longer(now)
+        if not longer:
+            return self.began + max(self.lengths, default=0.0) + move_s
+        elapsed, count = now - self.began, len(longer)
+        costs = [move_s]  # of leaving now, then of leaving once one more of them has ended
+        for ended, total in enumerate(accumulate(longer), 1):
+            waited = longer[ended - 1] - elapsed
+            costs.append((total - ended * elapsed + (count - ended) * (waited + move_s)) / count)
+        stays = min(range(count + 1), key=lambda ended: (costs[ended], ended))
+        if stays == count:
+            return self.began + longer[-1] + move_s
+        return now if stays == 0 else self.began + longer[stays - 1]
+
+    def over_at(self, now: float, share: float) -> float | None:
+        """By when this share of the waits that have gone on for so long are over; None: none has."""
+        longer = self._longer(now)
+        return self.began + longer[int(share * len(longer))] if longer else None
 
 
 Blocks = tuple[int, int]
@@ -184,7 +227,7 @@ class MoveMeter:
         """Count a move that has ended. Early copies do not count: they run only in the time that the model leaves."""
         if move.kind in self._totals and not move.early and report.error is None:
             before = self._totals[move.kind]
-            moved = max(len(move.source), len(move.target)) * self._block_bytes - move.bytes_left_out
+            moved = max(len(move.source), len(move.target)) * self._block_bytes - move.half.left_out
             self._totals[move.kind] = MoveTotals(
                 before.moves + 1, before.bytes + moved, before.seconds + report.seconds
             )

@@ -13,6 +13,7 @@ there: the session's tier stays as it is meanwhile.
 from collections.abc import Sequence
 from typing import Any
 
+from app.domain.memory_map import TierCounts
 from app.domain.values import SessionId, Tier
 from app.gpu.kv.cache import KVCache
 from app.gpu.state.blocks import BlockHash, BlockId, BlockPool
@@ -36,8 +37,8 @@ class KVTiers:
         """Blocks in the files of all sessions."""
         self.saving = 0
         """Host blocks that become available when the saves under way have ended."""
-        self.cancelled = 0
-        """Moves that led to a tier where the KV was no more wanted."""
+        self.counts = TierCounts()
+        """Those since the start."""
         self._orders: list[Move] = []
         self._last = 0
 
@@ -46,7 +47,7 @@ class KVTiers:
     @property
     def version(self) -> tuple[int, int, int]:
         """Another one after each move that begins, ends, or is cancelled."""
-        return self._last, len(self.in_flight), self.cancelled
+        return self._last, len(self.in_flight), self.counts.turned_round
 
     def order(self, sequence: TokenSequence, kind: MoveKind, **fields: Any) -> Move:
         """Begin a move; it takes over one reference to each of its blocks."""
@@ -136,7 +137,6 @@ class KVTiers:
             self.cache.pool.share(source)
             self.cache.pool.expect_release(source)
             sequence.fast_path_until = 0  # the last block may be among them
-            half = self._half_pass(sequence, first, end)
             sequence.outgoing = self.order(
                 sequence,
                 MoveKind.OUT,
@@ -145,8 +145,7 @@ class KVTiers:
                 first=first,
                 behind=sequence.behind,
                 hashes=tuple(self.cache.held_hashes(sequence, first, end)),
-                half=half,
-                bytes_left_out=self._bytes_above(half),
+                half=self._half_pass(sequence, first, end),
                 computed=sequence.written,
                 early=early,
             )
@@ -186,7 +185,6 @@ class KVTiers:
                 blocks=blocks,
                 behind=sequence.behind,
                 half=half,
-                bytes_left_out=self._bytes_above(half),
             )
         self._begin(sequence, Tier.TO_DEVICE)
         return True
@@ -209,12 +207,9 @@ class KVTiers:
         is_whole = paused is None or not paused.held or paused.boundary == self._num_layers
         if paused is None or is_whole or pool.stripe > 1 or pool.state_blocks:
             return WHOLE_PASSES
-        whole = pool.blocks_for(sequence.computed)
-        return HalfPass(max(0, end - max(first, whole)), max(1, paused.boundary))
-
-    def _bytes_above(self, half: HalfPass) -> int:
-        """Those of the layers that the half pass has not run."""
-        return half.blocks * (self._num_layers - half.layers) * self.block_bytes // self._num_layers
+        blocks, layers = max(0, end - max(first, pool.blocks_for(sequence.computed))), max(1, paused.boundary)
+        left_out = blocks * (self._num_layers - layers) * self.block_bytes // self._num_layers
+        return HalfPass(blocks, layers, left_out)
 
     def save(self, sequence: TokenSequence) -> None:
         """Move the KV from the host to the session's file, unless the file has it already. There must be no KV of a
@@ -255,7 +250,7 @@ class KVTiers:
     def cancel_move(self, sequence: TokenSequence) -> None:
         """Give up the move that is under way, if any: the KV is back at its source at once."""
         if sequence.moving is not None:
-            self.cancelled += 1
+            self.counts.turned_round += 1
             self._rest(sequence)
 
     def head_back(self, sequence: TokenSequence) -> None:
@@ -348,10 +343,10 @@ class KVTiers:
                 if arrived:  # the blocks are offered to all, and kept if the session is still to come back
                     pool = self.cache.pool
                     pool.publish(move.blocks, self.cache.held_hashes(sequence, sequence.first_held))
-                    sequence.traffic.bytes_in += len(move.source) * self.block_bytes - move.bytes_left_out
+                    sequence.bytes_in += len(move.source) * self.block_bytes - move.half.left_out
                     if sequence.moving is Tier.TO_DEVICE:
                         self._rest(sequence)
-                        sequence.traffic.restores += 1
+                        sequence.restores += 1
                         pool.share(move.blocks)
                         self.cache.hold(sequence, move.blocks, move.behind)
                 return arrived
@@ -397,7 +392,7 @@ class KVTiers:
                 self._rest(sequence)
             return
         host.publish(move.target, move.hashes)
-        sequence.traffic.bytes_out += len(move.source) * self.block_bytes - move.bytes_left_out
+        sequence.bytes_out += len(move.source) * self.block_bytes - move.half.left_out
         if is_current and sequence.copied >= move.first:
             unchanged = sequence.written == move.computed
             wanted = move.target if unchanged else move.target[: len(move.hashes)]

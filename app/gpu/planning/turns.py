@@ -95,16 +95,12 @@ class Turns:
         del sequence.breakpoints[armed.id]
         return [Spent(sequence.session, armed.id)]
 
-    def runs_again(self, found: Captured, stopped: bool) -> bool:
-        """Whether a row in which the turn halts for what was found is run again, to pause."""
-        return not stopped and _pauses(found)
-
     def halt(self, row: Row, found: Captured, *, stopped: bool) -> list[Event] | None:
         """Stop the turn of a row, or have it run again up to where that was found, to pause there: what it has written
         of KV is written again. None: it has `stopped` already, at a breakpoint, which does.
         """
         sequence, turn = row.sequence, row.turn
-        if _pauses(found):
+        if pauses_at(found):
             if stopped:
                 return None
             boundary = boundary_of(found.point, found.layer)
@@ -232,8 +228,8 @@ class Turns:
         sequence.interventions.truncate(max(sequence.reached, sequence.computed))
 
 
-def _pauses(found: Captured) -> bool:
-    """Whether a turn that halts for it pauses, rather than stops."""
+def pauses_at(found: Captured) -> bool:
+    """Whether a turn that halts for what was found pauses there, rather than stops."""
     return isinstance(found.reads, Gate) or (isinstance(found.reads, Probe) and found.reads.then is Then.PAUSE)
 
 

@@ -23,7 +23,6 @@ from app.gpu.kernels.attention.pattern import attention_pattern
 from app.gpu.kernels.cpu import release_threads, telling_of_compilation
 from app.gpu.kernels.linear import linear_maker
 from app.gpu.kernels.linear.base import MatmulPrecision
-from app.gpu.kv.loan import lend_nothing
 from app.gpu.kv.mover import KVMover
 from app.gpu.kv.phases import Phases
 from app.gpu.kv.placement import Placement
@@ -158,7 +157,7 @@ def make_scheduler(stack: LayerStack, settings: EngineSettings, kv: KV, draft_to
     """The scheduler, with the placement that it plans with. A row has at most `draft_tokens` drafted tokens."""
     cache, borrower = kv.cache, kv.borrower
     tiers = KVTiers(cache, kv.identity.layout.block_bytes, stack.num_layers)
-    borrow = lend_nothing if borrower is None else borrower.borrow
+    borrow = borrower.borrow if borrower is not None else lambda missing: 0
     drafting = Drafting(
         cache,
         max_tokens=draft_tokens,

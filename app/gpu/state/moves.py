@@ -38,10 +38,12 @@ class MoveKind(StrEnum):
 class HalfPass:
     """The last `blocks` blocks of a move have KV only of a paused pass, which has run `layers` layers. The layers above
     are not copied: they mean nothing until the pass goes on, and then it writes to them before anybody reads them.
+    They have `left_out` bytes.
     """
 
     blocks: int = 0
     layers: int = 0
+    left_out: int = 0
 
 
 WHOLE_PASSES = HalfPass()
@@ -69,8 +71,6 @@ class Move:
     behind: int = 0
     hashes: tuple[BlockHash, ...] = ()
     half: HalfPass = WHOLE_PASSES
-    bytes_left_out: int = 0
-    """Of `half`."""
     token_ids: tuple[int, ...] = ()
     computed: int = 0
     early: bool = False

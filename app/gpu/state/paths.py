@@ -42,25 +42,31 @@ Meeting = tuple[Breakpoint, Runs]
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """Keep what stands at these positions for the breakpoint, of some `heads` or of all, or what something that `reads`
-    makes of it. With a `gate` it is kept where that holds.
-    """
+class _AtPoint:
+    """Something that is done where a pass comes to a point."""
 
     boundary: int
-    breakpoint: str
-    runs: Runs
-    point: Point = Point.RESID_POST
-    heads: tuple[int, ...] = ()
-    reads: Reads | None = None
-    gate: Gate | None = None
-    is_kept: bool = False
-    """Whether what is read is kept as a capture, and not told."""
+    point: Point
 
     @property
     def place(self) -> Place:
         """Where in a pass."""
         return place_of(self.boundary, self.point)
+
+
+@dataclass(frozen=True, slots=True)
+class Record(_AtPoint):
+    """Keep what stands at these positions for the breakpoint, of some `heads` or of all, or what something that `reads`
+    makes of it. With a `gate` it is kept where that holds.
+    """
+
+    breakpoint: str
+    runs: Runs
+    heads: tuple[int, ...] = ()
+    reads: Reads | None = None
+    gate: Gate | None = None
+    is_kept: bool = False
+    """Whether what is read is kept as a capture, and not told."""
 
     @property
     def layer(self) -> int:
@@ -69,31 +75,16 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadFeature:
+class ReadFeature(_AtPoint):
     """Read the activation of a feature that an edit of these positions will change, further up the same layer."""
 
-    boundary: int
     runs: Runs
-    point: Point
     edit: Edit
-
-    @property
-    def place(self) -> Place:
-        """Where in a pass."""
-        return place_of(self.boundary, self.point)
 
 
 @dataclass(frozen=True, slots=True)
-class LoadCheckpoint:
+class LoadCheckpoint(_AtPoint):
     """Put the sequence's checkpoint in the place of what was recomputed."""
-
-    boundary: int
-    point: Point = Point.RESID_POST
-
-    @property
-    def place(self) -> Place:
-        """Where in a pass."""
-        return place_of(self.boundary, self.point)
 
 
 Step = Intervention | Record | ReadFeature | LoadCheckpoint
@@ -249,7 +240,7 @@ def _in_order(steps: Sequence[Step]) -> tuple[Step, ...]:
     reading = list[Step]()
     for step in steps:
         if isinstance(step, Intervention) and step.edit.feature is not None and step.edit.feature.reads is not None:
-            reading.append(ReadFeature(step.boundary, step.runs, step.edit.feature.reads, step.edit))
+            reading.append(ReadFeature(step.boundary, step.edit.feature.reads, step.runs, step.edit))
     return tuple(sorted([*reading, *steps], key=attrgetter("place")))
 
 
@@ -287,10 +278,10 @@ def _acts(
             if place_of(boundary, each.point) <= behind:
                 continue
             if each.action is Action.PAUSE and each.gate is not None:
-                acts.append((each, Record(boundary, each.id, runs, each.point, reads=each.gate)))
+                acts.append((each, Record(boundary, each.point, each.id, runs, reads=each.gate)))
             elif each.action not in (Action.PAUSE, Action.EDIT):
                 reads, kept = each.probe or each.features, each.action is Action.CAPTURE
-                acts.append((each, Record(boundary, each.id, runs, each.point, each.heads, reads, each.gate, kept)))
+                acts.append((each, Record(boundary, each.point, each.id, runs, each.heads, reads, each.gate, kept)))
             acts += [(each, made) for edit, part in chosen for made in _made(edit, part, boundary, each.point)]
     return acts
 

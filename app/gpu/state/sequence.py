@@ -172,8 +172,7 @@ class TurnState:
 
     def is_full(self, history_tokens: int, max_model_len: int) -> bool:
         """Whether the turn has all the tokens that it may have, once the history has so many."""
-        generated = history_tokens - self.prompt_tokens
-        return generated >= self.stop.max_tokens or history_tokens >= max_model_len
+        return self.generated(history_tokens) >= self.stop.max_tokens or history_tokens >= max_model_len
 
     def finish_reason(self, history: Sequence[int], max_model_len: int) -> FinishReason | None:
         """Why the turn must end now, judged after each token of `history`; None while it may go on."""
@@ -183,16 +182,7 @@ class TurnState:
             return FinishReason.STOP
         if self.matcher is not None and self.matcher.ended:
             return FinishReason.STOP
-        return FinishReason.LENGTH if generated >= stop.max_tokens or length >= max_model_len else None
-
-
-@dataclass(slots=True)
-class Traffic:
-    """Bytes of one session's KV that have crossed the link between device and host; `restores` counts moves in."""
-
-    bytes_out: int = 0
-    bytes_in: int = 0
-    restores: int = 0
+        return FinishReason.LENGTH if self.is_full(length, max_model_len) else None
 
 
 @dataclass(slots=True, eq=False)
@@ -254,7 +244,11 @@ class TokenSequence:
     """When the client will be back, by its own word, on the engine's clock."""
     waits: bool = False
     """Whether the client has ever said that the session waits; one that never does is not copied ahead of need."""
-    traffic: Traffic = field(default_factory=Traffic)
+    bytes_out: int = 0
+    """Of its KV, that have crossed the link from the device to the host."""
+    bytes_in: int = 0
+    """The same the other way, in so many `restores`."""
+    restores: int = 0
     breakpoints: dict[str, Breakpoint] = field(default_factory=dict)
     """By id, in the order they were armed in."""
     interventions: InterventionLog = field(default_factory=InterventionLog)

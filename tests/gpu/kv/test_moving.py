@@ -22,7 +22,7 @@ def test_half_a_pass_takes_no_room_on_disk_from_anybody(computed: int, disk: int
     moves = bench.finish()
     assert [move.kind for move in moves] == [MoveKind.TO_DISK] * bool(computed)
     assert tier_of(older) is Tier.DISK
-    assert bench.placement.counts().dropped == 0
+    assert bench.placement.counts.dropped == 0
     assert bench.host.owned == 0
     assert bench.tiers.file_blocks == 4 + computed // BLOCK_SIZE
     assert tier_of(paused) is (Tier.DISK if computed else None)
@@ -40,7 +40,7 @@ def test_files_give_way_to_what_must_have_the_disk_copies_and_the_oldest_first()
         assert {move.kind for move in bench.finish()} <= {MoveKind.DELETE}
         assert bench.tiers.file_blocks == left
     assert [tier_of(each) for each in (copied, older, newer, promised)] == [Tier.HOST, None, None, Tier.DISK]
-    assert bench.placement.counts().dropped == 2
+    assert bench.placement.counts.dropped == 2
 
 
 FIRST_GUESS_S = BLOCK_BYTES / 5e8

@@ -95,7 +95,7 @@ def test_nobody_loses_kv_for_one_that_nobody_waits_for_yet() -> None:
     bench.now = 105.0
     bench.tick()
     assert tier_of(stays) is Tier.DEVICE
-    assert (tier_of(returns), bench.placement.counts().dropped) == (Tier.HOST, 0)
+    assert (tier_of(returns), bench.placement.counts.dropped) == (Tier.HOST, 0)
 
 
 @pytest.mark.parametrize("policy", [KVPolicy.LRU, KVPolicy.NONE])

@@ -11,7 +11,6 @@ from app.domain.values import KVPolicy, Phase, SamplingParams, SessionId, StopRu
 from app.gpu.device.streams import CpuStreams
 from app.gpu.forward.boundary import HostTensor
 from app.gpu.kv.cache import KVCache
-from app.gpu.kv.loan import lend_nothing
 from app.gpu.kv.phases import Phases
 from app.gpu.kv.placement import Placement
 from app.gpu.kv.tiers import KVTiers
@@ -62,7 +61,7 @@ class Bench:
         host: int = 32,
         disk: int = 32,
         policy: KVPolicy = KVPolicy.SIGNAL,
-        borrow: Callable[[int], int] = lend_nothing,
+        borrow: Callable[[int], int] = lambda missing: 0,
         headroom: Callable[[], int] = lambda: 0,
         window: int | None = None,
         groups: Groups | None = None,

@@ -27,7 +27,6 @@ from app.gpu.commands.whitebox import Whitebox
 from app.gpu.forward.uploads import LoadedUploads
 from app.gpu.kernels.linear import DenseLinear
 from app.gpu.kv.cache import KVCache
-from app.gpu.kv.loan import lend_nothing
 from app.gpu.kv.phases import Phases
 from app.gpu.kv.placement import Placement
 from app.gpu.kv.tiers import KVTiers
@@ -135,7 +134,7 @@ class PlanningMachine(RuleBasedStateMachine):
 
     def borrow(self, missing: int) -> int:
         """All weights stay on the device."""
-        return lend_nothing(missing)
+        return 0
 
     def handle(self, command: Command) -> list[Event]:
         """Raises the error of a command that fails."""
