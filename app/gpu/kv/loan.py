@@ -60,26 +60,12 @@ class Borrower:
                 break
         return self.blocks - before
 
-    def surplus(self, needed: int, *, idle: bool) -> int | None:
-        """Blocks that KV should give up so that the bundle lent last can come back; there must be one. None: not now.
-
-        Called once a step with the blocks that KV needs. An `idle` engine has nothing else to copy.
-        """
-        left = self._arena.blocks(self.lent - 1)
-        self._steps_without = self._steps_without + 1 if needed <= left else 0
-        due = self._steps_without >= PATIENCE_STEPS or (idle and needed <= left)
-        return self.blocks - left if due else None
-
-    def give_back(self) -> None:
-        """Have weights take the bundle back that was lent last."""
-        self.lent -= 1
-        self._take_back(self._arena.lendable[self.lent])
-
     def settle(self, placement: Placement, headroom: Callable[[], int], *, idle: bool) -> bool:
         """Give one bundle back if KV does not need its memory; returns whether it has been. `headroom` is how many
         device blocks the sessions that run will still need.
 
-        Called before each step; and while there is none, `idle`, for as long as it returns True.
+        Called before each step; and while there is none, `idle`, for as long as it returns True: an engine without work
+        has nothing else to copy.
         """
         if not self.lent:
             return False
@@ -88,9 +74,12 @@ class Borrower:
             needed = pool.owned
         else:  # what the sessions with a turn have
             needed = len(set().union(*(sequence.blocks for sequence in placement.active.values())))
-        surplus = self.surplus(needed + headroom(), idle=idle)
-        if surplus is None:
+        left = self._arena.blocks(self.lent - 1)
+        fits = needed + headroom() <= left
+        self._steps_without = self._steps_without + 1 if fits else 0
+        if self._steps_without < PATIENCE_STEPS and not (idle and fits):
             return False
+        surplus = self.blocks - left
         # While no step runs, a bundle that is lent costs nothing: no session has to give way to it.
         if pool.available < surplus and (idle or not placement.make_room(surplus, self._weights, prefetch=True)):
             return False
@@ -100,5 +89,6 @@ class Borrower:
         copies = cache.shrink(surplus, [*placement.active.values(), *placement.resident.values()])
         assert copies is not None, "as many are available"
         self._copy_blocks(copies)
-        self.give_back()
+        self.lent -= 1
+        self._take_back(self._arena.lendable[self.lent])
         return True

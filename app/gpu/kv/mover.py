@@ -269,13 +269,5 @@ class KVMover:
         return self._disk
 
     def _header(self, move: Move) -> KVFileHeader:
-        about_bytes = len(move.about.encode())
-        return KVFileHeader(
-            self._identity,
-            move.token_ids,
-            move.computed,
-            move.namespace,
-            about_bytes,
-            behind=move.behind,
-            adapter=move.adapter,
-        )
+        given = move.token_ids, move.computed, move.namespace, len(move.about.encode())
+        return KVFileHeader(self._identity, *given, behind=move.behind, adapter=move.adapter)

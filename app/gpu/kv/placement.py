@@ -387,8 +387,12 @@ class Placement:
         at_rest = (each for each in (*self.active.values(), *self.resident.values()) if each.moving is None)
         copied = [each for each in at_rest if each.host_blocks and each.blocks and each not in keep]
         away = (*self.away.values(), *(reversed(self.active.values()) if has_turn else ()))
-        savable = [each for each in away if each.tier is Tier.HOST and not each.guaranteed and each not in keep]
-        savable = _largest_tenant_first(away, savable) if self.disk_blocks else []
+        savable, held = list[TokenSequence](), Counter[str]()
+        if self.disk_blocks:
+            savable = [each for each in away if each.tier is Tier.HOST and not each.guaranteed and each not in keep]
+            for sequence in away:
+                held[sequence.tenant] += sequence.copy_count
+            savable.sort(key=lambda each: -held[each.tenant])
         most = host.available + self.tiers.saving + sum(each.copy_count for each in chain(copied, savable))
         if most >= needed:
             for sequence in copied:
@@ -434,11 +438,3 @@ class Placement:
                     self.note_placed(sequence)
                     del self._with_file[sequence.session]
         return self.tiers.file_blocks <= most
-
-
-def _largest_tenant_first(away: Sequence[TokenSequence], some: list[TokenSequence]) -> list[TokenSequence]:
-    """`some`, those first whose tenant has the most host blocks of all that are `away`; of a tenant in their order."""
-    held = Counter[str]()
-    for sequence in away:
-        held[sequence.tenant] += sequence.copy_count
-    return some if len(held) <= 1 else sorted(some, key=lambda each: -held[each.tenant])

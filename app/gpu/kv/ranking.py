@@ -234,11 +234,9 @@ class MoveMeter:
 
     def seconds(self, blocks: int, *kinds: MoveKind) -> float:
         """Estimated seconds of moves of so many blocks, one of each kind after the other."""
-        return sum(blocks * self._block_bytes / self._speed(kind) for kind in kinds)
-
-    def _speed(self, kind: MoveKind) -> float:
-        seen = self._totals[kind]
-        return seen.bytes / seen.seconds if seen.seconds else FIRST_GUESS_BYTES_PER_S[kind]
+        seen = [(self._totals[kind], FIRST_GUESS_BYTES_PER_S[kind]) for kind in kinds]
+        speeds = (each.bytes / each.seconds if each.seconds else guess for each, guess in seen)
+        return sum(blocks * self._block_bytes / speed for speed in speeds)
 
     def totals(self) -> Mapping[str, MoveTotals]:
         """By the name of the kind."""

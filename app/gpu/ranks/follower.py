@@ -122,9 +122,14 @@ class Group:
 
     def join(self, store: Path) -> None:
         """Connect with all the others, who meet at the file `store`. Returns when all have come; then it may go."""
-        meeting = _DIST.FileStore(str(store), self.ranks)
-        make = _gloo if self._device.type == "cpu" else _nccl
-        self._joined = make(meeting, self.rank, self.ranks)
+        if self._device.type == "cpu":
+            kind, options = _DIST.ProcessGroupGloo, _DIST.ProcessGroupGloo._Options()
+            options._devices = [kind.create_device(interface=LOOPBACK)]
+        else:
+            kind, options = _DIST.ProcessGroupNCCL, _DIST.ProcessGroupNCCL.Options()
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", LOOPBACK)
+        options._timeout = PATIENCE
+        self._joined = kind(_DIST.FileStore(str(store), self.ranks), self.rank, self.ranks, options)
         self.total(torch.ones(1, 1, device=self._device))  # connections are made by the first call
 
     def broadcast(self, page: Tensor) -> None:
@@ -165,20 +170,6 @@ class Group:
     def leave(self) -> None:
         """Close all connections."""
         self._joined = None
-
-
-def _gloo(store: Any, rank: int, ranks: int) -> Any:
-    options = _DIST.ProcessGroupGloo._Options()
-    options._devices = [_DIST.ProcessGroupGloo.create_device(interface=LOOPBACK)]
-    options._timeout = PATIENCE
-    return _DIST.ProcessGroupGloo(store, rank, ranks, options)
-
-
-def _nccl(store: Any, rank: int, ranks: int) -> Any:
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", LOOPBACK)
-    options = _DIST.ProcessGroupNCCL.Options()
-    options._timeout = PATIENCE
-    return _DIST.ProcessGroupNCCL(store, rank, ranks, options)
 
 
 @contextmanager

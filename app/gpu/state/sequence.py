@@ -398,9 +398,10 @@ class ActivationRoom:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._checkpoints: dict[SessionId, int] = {}
-        """Bytes of each session that has one; forks count the whole of what they share."""
-        self._captures: dict[SessionId, int] = {}
+        self._held: dict[SessionId, tuple[int, int]] = {}
+        """Bytes of the checkpoint and of captures, of each session that has some; forks count the whole of what they
+        share.
+        """
         self._taken = 0
         self._of: Counter[str] = Counter()
         """By tenant."""
@@ -409,7 +410,7 @@ class ActivationRoom:
         """Raise `ActivationsFull` unless the session may have a checkpoint of so many bytes in place of its own, or
         `besides` it its tenant may.
         """
-        more = checkpoint_bytes - (0 if besides else self._checkpoints.get(sequence.session, 0))
+        more = checkpoint_bytes - (0 if besides else self._held.get(sequence.session, (0, 0))[0])
         if self._has_room(sequence.tenant, more):
             return
         own = self._of[sequence.tenant] if sequence.tenant else 0
@@ -431,26 +432,25 @@ class ActivationRoom:
     def note(self, sequence: TokenSequence) -> None:
         """Account for what the session holds now."""
         checkpoint = sequence.checkpoint
-        self._set(sequence, self._checkpoints, 0 if checkpoint is None else checkpoint.nbytes)
-        self._set(sequence, self._captures, sequence.captures.nbytes)
+        self._set(sequence, 0 if checkpoint is None else checkpoint.nbytes, sequence.captures.nbytes)
 
     def forget(self, sequence: TokenSequence) -> None:
         """The session is closed: it holds nothing."""
-        self._set(sequence, self._checkpoints, 0)
-        self._set(sequence, self._captures, 0)
+        self._set(sequence, 0, 0)
 
     def use(self) -> StackUse:
         """What is held now."""
-        checkpoint_bytes = sum(self._checkpoints.values())
-        return StackUse(len(self._checkpoints), checkpoint_bytes, self._taken - checkpoint_bytes, dict(self._captures))
+        checkpoints = [nbytes for nbytes, _ in self._held.values() if nbytes]
+        captures = {session: nbytes for session, (_, nbytes) in self._held.items() if nbytes}
+        return StackUse(len(checkpoints), sum(checkpoints), sum(captures.values()), captures)
 
     def _has_room(self, tenant: str, more: int) -> bool:
         own = self._of[tenant] if tenant else 0
         return more <= 0 or leaves_as_much(self._max_bytes, taken=self._taken, more=more, besides=own, whole=more)
 
-    def _set(self, sequence: TokenSequence, held: dict[SessionId, int], nbytes: int) -> None:
-        more = nbytes - held.pop(sequence.session, 0)
-        if nbytes:
-            held[sequence.session] = nbytes
+    def _set(self, sequence: TokenSequence, checkpoint: int, captures: int) -> None:
+        more = checkpoint + captures - sum(self._held.pop(sequence.session, (0, 0)))
+        if checkpoint or captures:
+            self._held[sequence.session] = checkpoint, captures
         self._taken += more
         self._of[sequence.tenant] += more
