@@ -339,7 +339,7 @@ class Engine:
             self.progress.rest()
             alarm = self._phases.next_alarm()
             seconds = None if alarm is None else max(0.0, alarm - time.monotonic())
-            self._messages.wait(0.0 if self._handler.is_due else seconds)
+            self._messages.wait(0.0 if self._handler.is_looking else seconds)
         self.progress.note()
         self._messages.drain()
 

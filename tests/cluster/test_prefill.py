@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from app.gpu.device.streams import Event
-from app.gpu.kv import stream
+from app.gpu.kv import mover
 from app.gpu.kv.mover import KVMover
 from app.gpu.state.moves import Move, Moved, MoveKind
 from tests.cluster.pair import DRAWN, GREEDY, Pair, behind, pair
@@ -139,7 +139,7 @@ def hangs() -> None:
 
 
 def is_impatient() -> None:
-    stream.PATIENCE_S = 1.0
+    mover.PATIENCE_S = 1.0
 
 
 def is_slow() -> None:

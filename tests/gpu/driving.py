@@ -112,7 +112,7 @@ class Driver:
         self.take(self.engine.handle(command))
         if not self.events.get(command.ticket):
             self.move()
-        while self.handler.is_due:
+        while self.handler.is_looking:
             self.take(self.handler.go_on(is_busy=False))
         done = self.events[command.ticket][-1]
         assert isinstance(done, Done)

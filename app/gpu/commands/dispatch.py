@@ -82,8 +82,6 @@ class CommandHandler:
         """Commands that go on until they can be answered."""
         self._awaited: dict[int, Ticket] = {}
         """By the number of a move, the command that waits for it."""
-        self._flush: ShutdownFlush | None = None
-        """What is written before the engine stops."""
         transfers = self._transfers = Transfers(placement, turns.max_model_len, saved, refused, connections)
         self.sessions = transfers.sessions
         self.on_session: dict[type[Command], Callable[[TokenSequence, Any], object]] = {
@@ -131,9 +129,9 @@ class CommandHandler:
         return self.sessions.values()
 
     @property
-    def is_due(self) -> bool:
-        """Whether `tick` can go on although no move has ended."""
-        return self._whitebox.gaps.looks > 0 or (self._flush is not None and self._flush.is_due)
+    def is_looking(self) -> bool:
+        """Whether looks into the model are under way, which go on while there are no steps."""
+        return self._whitebox.gaps.looks > 0
 
     def handle(self, command: Command) -> list[Event]:
         """Carry out one command and answer it, or begin to. One that fails is answered by `Failed`.
@@ -197,12 +195,9 @@ class CommandHandler:
         """Write the KV of sessions, the first ones first. No signal moves KV any more."""
         self._phases.rest()
         sequences = tuple(self.sessions[each] for each in command.sessions if each in self.sessions)
-        flush = self._flush = ShutdownFlush(self._placement, sequences, self._placement.clock() + command.within_s)
-        try:
-            while not flush.go_on():
-                yield None
-        finally:
-            self._flush = None
+        flush = ShutdownFlush(self._placement, sequences, self._placement.clock() + command.within_s)
+        while not flush.go_on():
+            yield None
         kept, lost = ([each.computed for each in some] for some in (flush.kept, flush.lost))
         return messages.KeptKV(len(kept), sum(kept), len(lost), sum(lost))
 

@@ -1,26 +1,30 @@
 """Carrying out moves: workers each way between device and host, for the disk, for clients' files, for other servers.
 
 A worker takes its orders in turn, blocks until the bytes have arrived, and reports. The engine goes on meanwhile.
-Each move to or from another server has its own worker: two that wait for each other must not stand in one queue.
+Each move to or from another server has its own worker: two that wait for each other must not stand in one queue. Below
+is what goes over such a connection: whole sessions, and prompts that one server computes for the other.
 """
 
 import contextlib
+import hashlib
 import heapq
 import itertools
 import logging
+import socket
 import threading
 import time
+from array import array
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from app.domain.values import SessionId
 from app.gpu.device.streams import PASSED, Event
-from app.gpu.kv.file import DiskStore, read_export, without_rest, write_kv_file
+from app.gpu.kv.file import DiskStore, read_export, read_lead, without_rest, write_kv_file
 from app.gpu.kv.pools import LANDED, HostPool
-from app.gpu.kv.stream import each_block, receive_into, receive_lead, receive_prompt, send_kv, send_prompt
-from app.gpu.state.kv_header import KVFileDamaged, KVFileError, KVFileHeader, KVFileMismatch, KVIdentity
+from app.gpu.state.kv_header import KVFileDamaged, KVFileError, KVFileHeader, KVFileMismatch, KVIdentity, encode_header
 from app.gpu.state.moves import Move, Moved, MoveKind
 from app.machine.cores import free_from_core
 from app.machine.files import is_full
@@ -28,6 +32,14 @@ from app.machine.handover import SocketTable
 
 logger = logging.getLogger(__name__)
 
+SILENCE_S = 10.0
+"""How long a connection may take for `SLICE_BYTES`, either way."""
+SLICE_BYTES = 1 << 20
+"""Sent at once, and waited for at once: a receiver that is woken for less takes turns with the sender."""
+PATIENCE_S = 30.0
+"""How long a receiver waits for the next bytes: the other server may have to compute a part of a prompt first."""
+LEAD_BYTES = 32
+"""Of a prompt."""
 _PEERS = (MoveKind.SEND, MoveKind.RECEIVE, MoveKind.SEND_PROMPT, MoveKind.RECEIVE_PROMPT)
 _WORKERS = {MoveKind.OUT: "out", MoveKind.IN: "in", MoveKind.EXPORT: "files", MoveKind.IMPORT: "files"}
 
@@ -271,3 +283,97 @@ class KVMover:
     def _header(self, move: Move) -> KVFileHeader:
         given = move.token_ids, move.computed, move.namespace, len(move.about.encode())
         return KVFileHeader(self._identity, *given, behind=move.behind, adapter=move.adapter)
+
+
+def send_kv(connection: socket.socket, header: KVFileHeader, parts: Sequence[memoryview]) -> int:
+    """Send a whole session at once; returns how many bytes. `parts` are the header's blocks, neighbours joined. Raises
+    `OSError`. What does not come whole is worth nothing. There is no checksum: TCP has its own, and the two servers
+    trust each other.
+
+        header     as that of a file (`state/kv_header.py`), which says whose KV it is and how much
+        token_ids  I32 [tokens]
+        kv         block after block, as the pool holds them
+    """
+    connection.settimeout(SILENCE_S)
+    return _send(connection, encode_header(header) + array("i", header.token_ids).tobytes(), parts)
+
+
+def _send(connection: socket.socket, lead: bytes, parts: Sequence[memoryview]) -> int:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(lead)
+    for part in parts:
+        for first in range(0, len(part), SLICE_BYTES):  # the time limit of `sendall` is for all that it is given
+            connection.sendall(part[first : first + SLICE_BYTES])
+    return len(lead) + sum(map(len, parts))
+
+
+def receive_lead(connection: socket.socket, expected: KVIdentity, *, max_tokens: int) -> KVFileHeader:
+    """The header with tokens; the blocks follow. Raises what `read_lead` does, `OSError`."""
+    connection.settimeout(SILENCE_S)
+    return read_lead(partial(receive, connection), expected, max_tokens)[0]
+
+
+def receive(connection: socket.socket, count: int) -> bytes:
+    """The next `count` bytes. Raises `OSError` if they do not come."""
+    found = bytearray(count)
+    receive_into(connection, [memoryview(found)])
+    return bytes(found)
+
+
+def receive_into(connection: socket.socket, spans: Sequence[memoryview]) -> None:
+    """Fill the spans, one after the other. Raises `OSError` if not enough comes."""
+    left, least = sum(map(len, spans)), 0
+    for span in spans:
+        rest = span
+        while rest:
+            if least != min(left, SLICE_BYTES):
+                least = min(left, SLICE_BYTES)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+            count = connection.recv_into(rest)
+            if not count:
+                raise ConnectionError("the other server has closed the connection before all had come")
+            rest, left = rest[count:], left - count
+
+
+def each_block(connection: socket.socket, count: int, block_bytes: int) -> Iterator[memoryview]:
+    """The next `count` blocks, one after the other in the same memory."""
+    block = memoryview(bytearray(block_bytes))
+    for _ in range(count):
+        receive_into(connection, [block])
+        yield block
+
+
+def send_prompt(connection: socket.socket, move: Move, parts: Sequence[memoryview], identity: KVIdentity) -> int:
+    """Send a part of a prompt, with the lead before the first; returns how many bytes. `parts` are its blocks,
+    neighbours joined. Raises `OSError`. The sender has no blocks until the prompt is computed. So they come in parts,
+    and end when one of the two closes. What has come by then is of use.
+
+        lead    BLAKE2b of the model's identity, the layout of its KV, and the prompt's tokens
+        blocks  one after the other, from the one on that the receiver has asked for, but for those behind the window of
+                the prompt's end; zeros are behind the prompt
+    """
+    connection.settimeout(PATIENCE_S)
+    return _send(connection, _lead(move, identity) if move.begins else b"", parts)
+
+
+def receive_prompt(connection: socket.socket, move: Move, blocks: Iterable[memoryview], identity: KVIdentity) -> Moved:
+    """Receive a prompt, as much of it as comes. Raises `KVFileMismatch`."""
+    connection.settimeout(PATIENCE_S)
+    layout, tokens = identity.layout, len(move.token_ids)
+    end = layout.token_blocks(tokens, 0)
+    places = [*layout.groups.held(list(range(move.first, end)), move.behind - move.first), end]
+    computed = move.first // layout.groups.size * layout.block_size
+    try:
+        if receive(connection, LEAD_BYTES) != _lead(move, identity):
+            raise KVFileMismatch("the other server has another model, or computes another prompt")
+        for block, following in zip(blocks, places[1:], strict=True):
+            receive_into(connection, [block])
+            computed = min(following // layout.groups.size * layout.block_size, tokens)
+    except OSError as error:
+        return Moved(move.number, computed=computed, error=str(error))
+    return Moved(move.number, computed=computed)
+
+
+def _lead(move: Move, identity: KVIdentity) -> bytes:
+    header = encode_header(KVFileHeader(identity, move.token_ids, len(move.token_ids)))
+    return hashlib.blake2b(header + array("i", move.token_ids).tobytes(), digest_size=LEAD_BYTES).digest()

@@ -118,7 +118,7 @@ class Phases:
 
     def next_alarm(self) -> float | None:
         """When `tick` must be called again even if nothing else happens; a time of the clock, None: never."""
-        if self._placement.changed and self._has_more:
+        if self._placement.changed:
             return self._clock()
         alarm = self._next_time
         return None if alarm == math.inf else alarm
@@ -126,10 +126,6 @@ class Phases:
     @property
     def _next_time(self) -> float:
         return min(self._expected.next_start, self._retry_at, self._looks[0][0] if self._looks else math.inf)
-
-    @property
-    def _has_more(self) -> bool:
-        return bool(self._to_leave or self._leaving or self._stuck or self._wanted)
 
     def _go_on(self) -> None:
         now, placement = self._clock(), self._placement
@@ -152,7 +148,8 @@ class Phases:
         if len(self._expected) > expected:
             self._want_due(now)
         self._prefetch_all()
-        self._retry_at = now + RETRY_S if self._has_more else math.inf
+        has_more = self._to_leave or self._leaving or self._stuck or self._wanted
+        self._retry_at = now + RETRY_S if has_more else math.inf
 
     def _want_due(self, now: float) -> None:
         meter = self._placement.meter

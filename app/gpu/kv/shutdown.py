@@ -48,11 +48,6 @@ class ShutdownFlush:
         self._parks = Counter[TokenSequence]()
 
     @property
-    def is_due(self) -> bool:
-        """Whether a turn that was waited for is over."""
-        return any(sequence.turn is None for sequence in self._in_turns)
-
-    @property
     def kept(self) -> list[TokenSequence]:
         """Sessions all of whose KV is on disk."""
         return [sequence for sequence in self._sequences if sequence.computed and _is_kept(sequence)]

@@ -100,7 +100,7 @@ class KVTiers:
 
         False, and the KV stays, if the host has no room for the others.
         """
-        sequence.require_tier(Tier.DEVICE)
+        assert sequence.tier is Tier.DEVICE
         self.cache.trim(sequence, sequence.written)
         self._begin(sequence, Tier.TO_HOST)
         self._go_on_parking(sequence)
@@ -118,7 +118,7 @@ class KVTiers:
 
     def copy_out(self, sequence: TokenSequence, end: int, *, early: bool = False) -> bool:
         """Copy the first `end` blocks of a session to the host; it stays on the device. False: no room."""
-        sequence.require_tier(Tier.DEVICE)
+        assert sequence.tier is Tier.DEVICE
         return sequence.outgoing is not None or self._copy_out(sequence, end, early=early)
 
     def _copy_out(self, sequence: TokenSequence, end: int, *, early: bool = False) -> bool:
@@ -153,7 +153,7 @@ class KVTiers:
 
     def restore_need(self, sequence: TokenSequence) -> int:
         """Available device blocks that `restore` would take."""
-        sequence.require_tier(Tier.HOST)
+        assert sequence.tier is Tier.HOST
         return 0 if sequence.incoming is not None else self._taken(self._find_on_device(sequence))
 
     def restore(self, sequence: TokenSequence) -> bool:
@@ -161,7 +161,7 @@ class KVTiers:
 
         Blocks whose content the device still has are not copied.
         """
-        sequence.require_tier(Tier.HOST)
+        assert sequence.tier is Tier.HOST
         if sequence.incoming is None:
             pool, found = self.cache.pool, self._find_on_device(sequence)
             if self._taken(found) > pool.available:
@@ -215,7 +215,7 @@ class KVTiers:
         """Move the KV from the host to the session's file, unless the file has it already. There must be no KV of a
         half pass.
         """
-        sequence.require_tier(Tier.HOST)
+        assert sequence.tier is Tier.HOST
         sequence.incoming = None  # a restore under way no longer counts
         if sequence.disk_tokens >= sequence.computed:
             self.cache.release_copies(sequence, 0)
@@ -236,7 +236,7 @@ class KVTiers:
 
     def load(self, sequence: TokenSequence) -> bool:
         """Read the KV from the session's file into the host. False, and nothing is changed, if there is no room."""
-        sequence.require_tier(Tier.DISK)
+        assert sequence.tier is Tier.DISK
         if sequence.incoming is None:
             if self.cache.host.available < sequence.disk_blocks:
                 return False

@@ -329,11 +329,6 @@ class TokenSequence:
             missing = min(missing, pool.most_for(tokens) - self.held_count)
         return max(0, missing)
 
-    def require_tier(self, tier: Tier) -> None:
-        """Raise RuntimeError if the KV is elsewhere."""
-        if self.tier is not tier:
-            raise RuntimeError(f"session {self.session} is in tier {self.tier}, not {tier}")
-
     @property
     def return_time(self) -> float:
         """When the client will be back on the engine's clock, as far as it has said so."""

@@ -17,9 +17,8 @@ from app.domain.values import SessionId
 from app.gpu.device.streams import PASSED, CpuStreams, DeviceStreams, streams_of
 from app.gpu.kernels.attention import attention_for
 from app.gpu.kv.file import DiskStore
-from app.gpu.kv.mover import KVMover, MoveQueue
+from app.gpu.kv.mover import KVMover, MoveQueue, send_kv
 from app.gpu.kv.pools import HostPool, KVPool, SharedHostPool
-from app.gpu.kv.stream import send_kv
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.state.kv_header import KVFileHeader, KVIdentity, KVLayout

@@ -63,12 +63,11 @@ def run(
     keeping = ShutdownFlush(bench.placement, sequences, bench.now + within_s)
     is_over, ordered, ended = keeping.go_on(), bench.orders(), 0
     while not is_over:
-        assert ordered or keeping.is_due, "nothing moves, and it is not over"
-        if ordered:
-            move = ordered.pop(0 if choose is None else choose.randrange(len(ordered)))
-            ended += 1
-            bench.now += len(move.source) * FIRST_GUESS_S * (move.kind is MoveKind.TO_DISK)
-            bench.complete(Moved(move.number, 0.0, "broken" if fails(move.kind) else None))
+        assert ordered, "nothing moves, and it is not over"
+        move = ordered.pop(0 if choose is None else choose.randrange(len(ordered)))
+        ended += 1
+        bench.now += len(move.source) * FIRST_GUESS_S * (move.kind is MoveKind.TO_DISK)
+        bench.complete(Moved(move.number, 0.0, "broken" if fails(move.kind) else None))
         meanwhile(ended)
         is_over = keeping.go_on()
         ordered += bench.orders()

@@ -104,6 +104,7 @@ def test_other_policies_do_not_listen(policy: KVPolicy) -> None:
     sequence = bench.session(10)
     bench.phases.signal(sequence, Phase.IO_WAIT, 10.0)
     assert tier_of(sequence) is Tier.DEVICE
+    bench.tick()
     assert bench.phases.next_alarm() is None
     bench.begin_turn(sequence)
     bench.placement.write_behind([sequence])

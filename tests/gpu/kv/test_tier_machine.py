@@ -294,7 +294,7 @@ class EndingMachine(TierMachine):
         self.kept: KeptKV | None = None
 
     def collect(self) -> None:
-        self.take(self.handler.tick())
+        self.take(self.handler.go_on(is_busy=False))
         super().collect()
 
     def take(self, events: Iterable[Event]) -> None:
