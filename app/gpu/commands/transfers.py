@@ -99,7 +99,7 @@ class Transfers:
     def delete_files(self) -> None:
         """Delete the files that no session has claimed, as every session has been opened."""
         for session in (*self._saved, *self._refused):
-            self._tiers.delete_file(TokenSequence(session, b""))
+            self._tiers.delete_file(TokenSequence(session, b"", closed=True))
         self._placement.counts.disk_failures += len(self._refused)
         self._saved, self._refused = {}, ()
 

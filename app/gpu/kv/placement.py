@@ -85,26 +85,22 @@ class Placement:
     def end_turn(self, sequence: TokenSequence) -> None:
         """Note that the session has no turn, or has just been opened."""
         self._take_out(sequence)
-        self.note_placed(sequence)
-        if sequence.blocks:
-            self.resident[sequence.session] = sequence
-        elif sequence.tier is not None:
-            self.away[sequence.session] = sequence
+        self.refile(sequence)
 
     def refile(self, sequence: TokenSequence) -> None:
-        """Move a session without a turn to the list that fits the place of its KV."""
-        if sequence.closed:
-            return
+        """Put a session, unless it has a turn, in the list that fits the place of its KV."""
         self.note_placed(sequence)
-        session = sequence.session
-        if session in self.resident and not sequence.blocks:
-            del self.resident[session]
-            if sequence.tier is not None:
-                self.away[session] = sequence
-        elif session in self.away and sequence.tier in (Tier.DEVICE, None):
-            del self.away[session]
+        session, fits, other = sequence.session, self.away, self.resident
+        if sequence.closed or session in self.active:
+            return
+        if sequence.blocks:
+            fits, other = other, fits
+        other.pop(session, None)
+        if sequence.tier is None:
+            fits.pop(session, None)
+        elif session not in fits:
+            fits[session] = sequence
             if sequence.blocks:
-                self.resident[session] = sequence
                 self.forget_order()
 
     def cut(self, sequence: TokenSequence, length: int) -> None:

@@ -110,21 +110,18 @@ class KVTiers:
         """Copy blocks without a copy; once every block has one, free the device blocks."""
         if sequence.outgoing is not None:
             return
-        has_room = self._copy_out(sequence, len(sequence.blocks))
+        has_room = self.copy_out(sequence, len(sequence.blocks))
         if sequence.outgoing is None:
             self._rest(sequence)
             if has_room:
                 self.cache.release_blocks(sequence, 0)
 
     def copy_out(self, sequence: TokenSequence, end: int, *, early: bool = False) -> bool:
-        """Copy the first `end` blocks of a session to the host; it stays on the device. False: no room."""
-        assert sequence.tier is Tier.DEVICE
-        return sequence.outgoing is not None or self._copy_out(sequence, end, early=early)
-
-    def _copy_out(self, sequence: TokenSequence, end: int, *, early: bool = False) -> bool:
-        """Order copies of the blocks before index `end`, which ends a stripe or the state, that have none. Content that
-        the host already has is shared.
+        """Copy the blocks before index `end`, which ends a stripe or the state, that have no copy, to the host, if no
+        copies are under way; they stay on the device. Content that the host already has is shared. False: no room.
         """
+        if sequence.outgoing is not None:
+            return True
         host = self.cache.host
         while sequence.copied < end and (found := self.cache.next_copies(sequence)):
             self.cache.hold_copies(sequence, found, sequence.behind)

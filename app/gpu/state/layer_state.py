@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 from app.domain.errors import FieldOutOfRange
@@ -160,28 +159,23 @@ def divide(states: Sequence[LayerState]) -> Division:
     if len({state.numbers for state in kept if state is not None}) > 1:
         raise FieldOutOfRange("all layers must keep equally many numbers for each token", param="model")
     windows = [state.window for state in states if isinstance(state, WindowState)]
-    own = [state for state in states if not isinstance(state, SharedState)]
-    counts = len(own) - len(windows), len(windows)
     if not windows or any(isinstance(state, FoldState) for state in states):
-        ends = list(accumulate(state is not None for state in kept))
-        places = [(0, max(0, end - 1)) for end in ends]
-        for index, state in enumerate(states):
-            if isinstance(state, SharedState):
-                places[index] = places[state.layer]
-        return Division(max(1, ends[-1]), ONE_GROUP, places, None)
-    layers = counts[0] or counts[1]
-    while any(-count % layers > count // 8 for count in counts):
-        layers -= 1
-    groups = Groups(*(-(-count // layers) for count in counts))
-    firsts, places = [0, groups.full * layers], []
-    for state in states:
+        layers, groups, window = max(1, len(kept) - kept.count(None)), ONE_GROUP, None
+    else:
+        counts = len(kept) - kept.count(None) - len(windows), len(windows)
+        layers = counts[0] or counts[1]
+        while any(-count % layers > count // 8 for count in counts):
+            layers -= 1
+        groups, window = Groups(*(-(-count // layers) for count in counts)), max(windows)
+    placed, places = [0, groups.full * layers], list[tuple[int, int]]()
+    for state, own in zip(states, kept, strict=True):
         if isinstance(state, SharedState):
             places.append(places[state.layer])
             continue
-        has_window = isinstance(state, WindowState)
-        places.append(divmod(firsts[has_window], layers))
-        firsts[has_window] += 1
-    return Division(layers, groups, places, max(windows))
+        has_window = window is not None and isinstance(state, WindowState)
+        placed[has_window] += own is not None
+        places.append(divmod(max(0, placed[has_window] - 1), layers))
+    return Division(layers, groups, places, window)
 
 
 def state_bytes(states: Sequence[LayerState]) -> int:
