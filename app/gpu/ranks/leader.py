@@ -124,16 +124,17 @@ class OtherRank:
 
     def tell(self, message: Load | tuple[int, int, Path]) -> None:
         """Send what it answers: how to load its part, or how to join the others."""
-        with suppress(OSError):  # `answer` says how it has ended
+        with suppress(OSError):  # `wait` says how it has ended
             self.orders.send(message)
 
-    def answer(self) -> DjinnError | None:
-        """What is wrong, if anything is. Raises EngineError if it has ended."""
+    def wait(self) -> None:
+        """Wait for the answer. Raises what it says is wrong, EngineError if the process has ended."""
         try:
-            answer: DjinnError | None = self.orders.recv()
+            wrong: DjinnError | None = self.orders.recv()
         except (EOFError, OSError):
             raise EngineError(f"the engine could not be started: {self.end()}") from None
-        return answer
+        if wrong is not None:
+            raise wrong
 
 
 class Ranks:
@@ -167,10 +168,12 @@ class Ranks:
         """Wait until all have loaded, have them make room for KV, and connect. Raises what they say is wrong."""
         folder = Path(tempfile.mkdtemp(prefix="djinn-ranks-"))
         try:
-            self._wait()
+            for other in self.others:
+                other.wait()
             for other in self.others:
                 other.tell((device_blocks, host_blocks, folder / "store"))
-            self._wait()
+            for other in self.others:
+                other.wait()
             for other in self.others:
                 threading.Thread(target=self._watch, args=(other,), name="djinn-rank", daemon=True).start()
             self.group.join(folder / "store")
@@ -236,11 +239,6 @@ class Ranks:
         self.others.clear()
         self.group.leave()
         os.close(self.slab)
-
-    def _wait(self) -> None:
-        for other in self.others:
-            if (wrong := other.answer()) is not None:
-                raise wrong
 
     def _watch(self, other: OtherRank) -> None:
         free_from_core()
