@@ -88,25 +88,20 @@ class MoveQueue:
             self._came.wait_for(lambda: self._moves or self._closed)
             if not self._moves:
                 return None
-            found = self._take(heapq.heappop(self._reads) if self._reads else next(iter(self._moves)))
-            self._doing = found[0].session
+            found = self._moves.pop(heapq.heappop(self._reads) if self._reads else next(iter(self._moves)))
+            session = self._doing = found[0].session
+            waiting = self._of_session[session]
+            waiting.popleft()  # it is the first of its session
+            if not waiting:
+                del self._of_session[session]
+            elif self._moves[waiting[0]][0].kind is MoveKind.FROM_DISK:
+                heapq.heappush(self._reads, waiting[0])
             return found
 
     def wait_for(self, session: SessionId) -> None:
         """Return when no move of the session waits or is under way."""
         with self._came:
             self._came.wait_for(lambda: session != self._doing and session not in self._of_session)
-
-    def _take(self, number: int) -> tuple[Move, Event]:
-        """Take out a move that no other of its session comes before."""
-        found = self._moves.pop(number)
-        waiting = self._of_session[found[0].session]
-        waiting.popleft()
-        if not waiting:
-            del self._of_session[found[0].session]
-        elif self._moves[waiting[0]][0].kind is MoveKind.FROM_DISK:
-            heapq.heappush(self._reads, waiting[0])
-        return found
 
 
 class KVMover:

@@ -103,7 +103,8 @@ class Drafting:
         for place, length in enumerate(lengths):
             if length:
                 plan.looking_at = plan.rows[place].sequence
-                plan.rows[place] = self._with_draft(plan.rows[place], guesses[place].token_ids[:length])
+                token_ids = [token_id for token_id, _ in guesses[place][:length]]
+                plan.rows[place] = self._with_draft(plan.rows[place], token_ids)
         plan.looking_at = None
 
     def note_accepted(self, computed: int, accepted: int) -> None:
@@ -119,7 +120,7 @@ class Drafting:
     def _guess(self, row: Row) -> Guess:
         most = self._room(row)
         if most <= 0:
-            return Guess()
+            return []
         turn = row.turn
         turn.drafter = turn.drafter or Drafter()
         return turn.drafter.guess(row.sequence.tokens, most)
@@ -150,7 +151,7 @@ class Drafting:
         tokens = sum(row.length for row in rows if row.choices == row.length)
         expected = float(tokens)
         per_token, most_s = self._costs.per_token, stretch * self._costs.seconds(tokens)
-        offers = [(odds, number) for number, guess in enumerate(guesses) for odds in guess.odds]
+        offers = [(odds, number) for number, guess in enumerate(guesses) for _, odds in guess]
         for odds, number in sorted(offers, reverse=True)[: max(0, budget)]:
             is_worth_it = odds * self._costs.seconds(tokens) > _WORTH * per_token * expected
             if not is_worth_it or self._costs.seconds(tokens + 1) > most_s:

@@ -31,12 +31,8 @@ class Drafted:
     matcher: Matcher | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """The next tokens, and for each the probability that it and those before it will be chosen."""
-
-    token_ids: Sequence[int] = ()
-    odds: Sequence[float] = ()
+Guess = list[tuple[int, float]]
+"""The next tokens, and for each the probability that it and those before it will be chosen."""
 
 
 class Drafter:
@@ -59,11 +55,11 @@ class Drafter:
         self._learn(tokens)
         place, self._same = self.find(tokens)
         self._guess, self._length = follow(tokens, place, count) if self._same else (), len(tokens)
-        odds, right = [], 1.0
-        for number in range(len(self._guess)):
-            right *= self._right[self._evidence(number)]
-            odds.append(right)
-        return Guess(self._guess, odds)
+        guess, odds = Guess(), 1.0
+        for number, token_id in enumerate(self._guess):
+            odds *= self._right[self._evidence(number)]
+            guess.append((token_id, odds))
+        return guess
 
     def find(self, tokens: Sequence[int]) -> tuple[int, int]:
         """The place before the end where most recently the same n-gram ended, and how many tokens before it are those
