@@ -245,7 +245,8 @@ class Placement:
         """
         is_of_use = computed and self.tiers.cache.host.first_seen(computed) >= behind
         if is_of_use and self.make_disk_room(file_blocks, sequence, ()):
-            self.tiers.adopt_file(sequence, computed, file_blocks, behind)
+            self.tiers.set_file_size(sequence, file_blocks, behind)
+            sequence.disk_tokens = sequence.computed = computed
             self._with_file[sequence.session] = sequence
         else:
             self.counts.dropped += computed > 0

@@ -217,7 +217,7 @@ class KVTiers:
         if sequence.disk_tokens >= sequence.computed:
             self.cache.release_copies(sequence, 0)
             return
-        self._set_file_size(sequence, sequence.copy_count, sequence.behind)
+        self.set_file_size(sequence, sequence.copy_count, sequence.behind)
         sequence.disk_tokens, sequence.sent = 0, False
         self._begin(sequence, Tier.TO_DISK)
         self.cache.host.share(sequence.copies)
@@ -285,17 +285,10 @@ class KVTiers:
 
     # The session's file.
 
-    def adopt_file(self, sequence: TokenSequence, computed: int, blocks: int, behind: int) -> None:
-        """Note that the session's file of so many blocks has the KV of the first `computed` tokens, but for what lies
-        `behind` the window, and that there is no other KV.
-        """
-        self._set_file_size(sequence, blocks, behind)
-        sequence.disk_tokens = sequence.computed = computed
-
     def forget_file(self, sequence: TokenSequence) -> None:
         """Delete the session's file, if it has one and does not live in it."""
         if sequence.disk_blocks:
-            self._set_file_size(sequence, 0, 0)
+            self.set_file_size(sequence, 0, 0)
             sequence.disk_tokens = 0
             sequence.saving = None
             self.delete_file(sequence)
@@ -304,7 +297,8 @@ class KVTiers:
         """Delete the session's file, whatever is in it."""
         self.order(sequence, MoveKind.DELETE)
 
-    def _set_file_size(self, sequence: TokenSequence, blocks: int, behind: int) -> None:
+    def set_file_size(self, sequence: TokenSequence, blocks: int, behind: int) -> None:
+        """Note that the session's file has so many blocks: not those that lie `behind` the window."""
         self.file_blocks += blocks - sequence.disk_blocks
         sequence.disk_blocks, sequence.disk_behind = blocks, behind
 

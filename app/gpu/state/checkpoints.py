@@ -173,16 +173,15 @@ class Captured:
 
 @dataclass(slots=True)
 class CaptureLog:
-    """A session's captures, oldest first, up to `max_bytes`; `dropped` more found no room."""
+    """A session's captures, oldest first, up to `MAX_CAPTURE_BYTES`; `dropped` more found no room."""
 
-    max_bytes: int = MAX_CAPTURE_BYTES
     records: list[Captured] = field(default_factory=list)
     nbytes: int = 0
     dropped: int = 0
 
     def add(self, captured: Captured) -> None:
         """Keep one more, if there is room."""
-        if self.nbytes + captured.hidden.nbytes > self.max_bytes:
+        if self.nbytes + captured.hidden.nbytes > MAX_CAPTURE_BYTES:
             self.dropped += 1
             return
         self.records.append(captured)
