@@ -407,7 +407,8 @@ class Placement:
 
     def _moment(self, has_turn: bool) -> tuple[int, ...]:
         """What room on the host depends on, as far as it changes while moves are under way."""
-        return *self.tiers.version, self.tiers.cache.host.available, int(has_turn)
+        tiers, host = self.tiers, self.tiers.cache.host
+        return tiers.last, len(tiers.in_flight), tiers.counts.turned_round, host.available, int(has_turn)
 
     def make_disk_room(self, needed: int, for_sequence: TokenSequence, keep: Collection[TokenSequence]) -> bool:
         """Whether a file of `needed` blocks for the sequence fits now, in place of the one it has."""

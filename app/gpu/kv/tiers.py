@@ -40,19 +40,15 @@ class KVTiers:
         self.counts = TierCounts()
         """Those since the start."""
         self._orders: list[Move] = []
-        self._last = 0
+        self.last = 0
+        """Number of the last move."""
 
     # What is under way.
 
-    @property
-    def version(self) -> tuple[int, int, int]:
-        """Another one after each move that begins, ends, or is cancelled."""
-        return self._last, len(self.in_flight), self.counts.turned_round
-
     def order(self, sequence: TokenSequence, kind: MoveKind, **fields: Any) -> Move:
         """Begin a move; it takes over one reference to each of its blocks."""
-        self._last += 1
-        move = Move(self._last, kind, sequence.session, adapter=sequence.adapter, **fields)
+        self.last += 1
+        move = Move(self.last, kind, sequence.session, adapter=sequence.adapter, **fields)
         self._orders.append(move)
         self.in_flight[move.number] = move, sequence
         return move

@@ -67,9 +67,7 @@ class TokenCounts:
         self._counted = len(history)
         tokens, generated, new = self._tokens[:], self._generated[:], dict[int, int]()
         for token in drafted:
-            place = self._places.get(token, -1)
-            if place < 0:
-                place = new.setdefault(token, len(tokens))
+            place = self._places[token] if token in self._places else new.setdefault(token, len(tokens))
             if place == len(tokens):
                 tokens.append(token)
                 generated.append(0)
