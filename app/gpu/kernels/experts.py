@@ -5,9 +5,10 @@ by kernels of ours, is in `cpu.experts`.
 import torch
 from torch import Tensor
 
-_BEST = 2
+BEST = 2
 """Experts whose scores are the score of their group."""
-_LEAST_TOTAL = 1e-20
+LEAST_TOTAL = 1e-20
+"""Added to a sum of scores before it divides."""
 
 
 def route(
@@ -31,13 +32,13 @@ def route(
     choices = scores if correction is None else scores + correction.float()
     if groups > 1:
         by_group = choices.view(len(choices), groups, -1)
-        best = by_group.topk(min(_BEST, by_group.shape[2]), dim=-1).values.sum(dim=-1)
+        best = by_group.topk(min(BEST, by_group.shape[2]), dim=-1).values.sum(dim=-1)
         kept = torch.zeros_like(best).scatter_(1, best.topk(top_groups, dim=-1).indices, 1.0)
         choices = by_group.masked_fill(kept[:, :, None] == 0, -torch.inf).flatten(1)
     ids = choices.topk(top_k, dim=-1).indices
     weights = scores.gather(1, ids)
     if renormalized:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + _LEAST_TOTAL)
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + LEAST_TOTAL)
     return ids, weights * scale
 
 

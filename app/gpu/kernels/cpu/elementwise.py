@@ -43,21 +43,17 @@ def gelu_(x: Tensor) -> Tensor:
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """`silu(gate) * up` of `[tokens, 2 * inner]` or dense `[tokens, visits, 2 * inner]`, the gate first."""
-    out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
-    return _run(_silu_mul_row, gate_up, out.shape[-1], out, heads=_heads(gate_up))
+    return _run_pairs(_silu_mul_row, gate_up)
 
 
 def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
     """`models.elementwise.clamped_swiglu`, of the same."""
-    out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
-    heads = _heads(gate_up)
-    return _run(_clamped_swiglu_row, gate_up, out.shape[-1], out, heads=heads, factor=alpha, limit=limit)
+    return _run_pairs(_clamped_swiglu_row, gate_up, factor=alpha, limit=limit)
 
 
 def gelu_mul(gate_up: Tensor) -> Tensor:
     """`gelu(gate) * up` of the same."""
-    out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
-    return _run(_gelu_mul_row, gate_up, out.shape[-1], out, heads=_heads(gate_up))
+    return _run_pairs(_gelu_mul_row, gate_up)
 
 
 def add_(x: Tensor, other: Tensor) -> Tensor:
@@ -113,6 +109,11 @@ def forbid(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
 
 def _heads(x: Tensor) -> int:
     return x.shape[1] if x.dim() == 3 else 1
+
+
+def _run_pairs(row: Any, gate_up: Tensor, **more: Any) -> Tensor:
+    out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+    return _run(row, gate_up, out.shape[-1], out, heads=_heads(gate_up), **more)
 
 
 def _run(row: Any, x: Tensor, width: int, out: Tensor | None = None, **more: Any) -> Tensor:
@@ -181,10 +182,15 @@ def _layer_norm_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any
 
 
 @inlined
+def exponential(x: Any) -> Any:
+    """e to the `x`, from the least normal number to one over it."""
+    return exp2(min(max(x * LOG2_E, LEAST_EXPONENT), -LEAST_EXPONENT))
+
+
+@inlined
 def logistic(value: Any, inner: Any) -> Any:
     """`value` times the logistic function of `inner`."""
-    power = min(max(-inner * LOG2_E, LEAST_EXPONENT), -LEAST_EXPONENT)
-    return value / (_ONE + exp2(power))
+    return value / (_ONE + exponential(-inner))
 
 
 @inlined
@@ -192,14 +198,32 @@ def _gelu(value: Any) -> Any:
     return logistic(value, _TWO_ROOT * (value + np.float32(0.044715) * value * value * value))
 
 
-@inlined
-def _silu_mul_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
-    for head in range(a.heads):
-        own, gates = out[(index * a.heads + head) * a.width :], x[2 * head * a.width :]
-        up = gates[a.width :]
+def _of_each(number: Any) -> Any:
+    """A row of `number(a, x, other, i)`, with the row's `other` in `weight`."""
+    number = inlined(number)
+
+    @inlined
+    def row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
+        own, other = out[index * a.width :], weight[index * a.weight_stride :]
         for i in range(a.width):
-            gate = widen(gates[i])
-            own[i] = convert(logistic(gate, gate) * widen(up[i]), own[i])
+            own[i] = convert(number(a, x, other, i), own[i])
+
+    return row
+
+
+def _of_pairs(number: Any) -> Any:
+    """Heads of `number(a, gate, up)`."""
+    number = inlined(number)
+
+    @inlined
+    def row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
+        for head in range(a.heads):
+            own, gates = out[(index * a.heads + head) * a.width :], x[2 * head * a.width :]
+            ups = gates[a.width :]
+            for i in range(a.width):
+                own[i] = convert(number(a, widen(gates[i]), widen(ups[i])), own[i])
+
+    return row
 
 
 @inlined
@@ -212,56 +236,19 @@ def _clamped_swiglu_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias:
             own[i] = convert(logistic(gate, gate * a.factor) * (up + _ONE), own[i])
 
 
-@inlined
-def _gelu_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
-    own = out[index * a.width :]
-    for i in range(a.width):
-        own[i] = convert(_gelu(widen(x[i])), own[i])
+def _capped(a: Any, x: Any, other: Any, i: int) -> Any:
+    return a.factor * (logistic(_TWO, _TWO * (widen(x[i]) / a.factor)) - _ONE)
 
 
-@inlined
-def _gelu_mul_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
-    for head in range(a.heads):
-        own, gates = out[(index * a.heads + head) * a.width :], x[2 * head * a.width :]
-        up = gates[a.width :]
-        for i in range(a.width):
-            own[i] = convert(_gelu(widen(gates[i])) * widen(up[i]), own[i])
-
-
-@inlined
-def _add_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
-    own, other = out[index * a.width :], weight[index * a.weight_stride :]
-    for i in range(a.width):
-        own[i] = convert(widen(x[i]) + widen(other[i]), own[i])
-
-
-@inlined
-def _gate_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
-    own, gates = out[index * a.width :], weight[index * a.weight_stride :]
-    for i in range(a.width):
-        own[i] = convert(logistic(widen(x[i]), widen(gates[i])), own[i])
-
-
-@inlined
-def _multiply_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
-    own, factors = out[index * a.width :], weight[index * a.weight_stride :]
-    for i in range(a.width):
-        own[i] = convert(widen(x[i]) * widen(factors[i]), own[i])
-
-
-@inlined
-def _scale_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
-    own = out[index * a.width :]
-    for i in range(a.width):
-        own[i] = convert(widen(x[i]) * a.factor, own[i])
-
-
-@inlined
-def _softcap_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
-    own = out[index * a.width :]
-    for i in range(a.width):
-        inner = _TWO * (widen(x[i]) / a.factor)
-        own[i] = convert(a.factor * (logistic(_TWO, inner) - _ONE), own[i])
+_silu_mul_row = _of_pairs(lambda a, gate, up: logistic(gate, gate) * up)
+_gelu_mul_row = _of_pairs(lambda a, gate, up: _gelu(gate) * up)
+_gelu_row = _of_each(lambda a, x, other, i: _gelu(widen(x[i])))
+_add_row = _of_each(lambda a, x, other, i: widen(x[i]) + widen(other[i]))
+_gate_row = _of_each(lambda a, x, other, i: logistic(widen(x[i]), widen(other[i])))
+_multiply_row = _of_each(lambda a, x, other, i: widen(x[i]) * widen(other[i]))
+_scale_row = _of_each(lambda a, x, other, i: widen(x[i]) * a.factor)
+_softcap_row = _of_each(_capped)
+_round_row = _of_each(lambda a, x, other, i: x[i])
 
 
 @inlined
@@ -279,13 +266,6 @@ def _rotate_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, po
             own[half + i] = convert(right * widen(cos[i]) + left * widen(sin[i]), own[half + i])
         for i in range(a.rotated, a.width):
             own[i] = low[i]
-
-
-@inlined
-def _round_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
-    own = out[index * a.width :]
-    for i in range(a.width):
-        own[i] = convert(x[i], own[i])
 
 
 @inlined

@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 
 from app.gpu.kernels.cpu.compile import inlined
-from app.gpu.kernels.cpu.elementwise import rounded
-from app.gpu.kernels.cpu.intrinsics import LEAST_EXPONENT, LOG2_E, exp2, widen
+from app.gpu.kernels.cpu.elementwise import exponential, logistic, rounded
+from app.gpu.kernels.cpu.intrinsics import widen
 from app.gpu.kernels.cpu.launch import draw, parallel
+from app.gpu.kernels.experts import BEST, LEAST_TOTAL
 
 _ONE, _LOWEST, _HIGHEST = np.float32(1), np.float32(-3e38), np.float32(3e38)
 """Kernels are compiled for numbers that are finite."""
-_LEAST_TOTAL = np.float32(1e-20)
-_BEST = 2
-"""Experts whose scores are the score of their group."""
+_LEAST_TOTAL = np.float32(LEAST_TOTAL)
 
 
 def route(
@@ -37,10 +36,7 @@ def route(
 ) -> tuple[Tensor, Tensor]:
     """`experts.route`. Of equal scores the first expert's is chosen."""
     tokens = len(logits)
-    ids, weights = (
-        logits.new_empty(tokens, top_k, dtype=torch.int32),
-        logits.new_empty(tokens, top_k, dtype=torch.float32),
-    )
+    ids, weights = (logits.new_empty(tokens, top_k, dtype=each) for each in (torch.int32, torch.float32))
     _route(
         tokens=tokens,
         experts=experts,
@@ -112,11 +108,6 @@ def add_to_groups_(y: Tensor, bias: Tensor, starts: Tensor) -> Tensor:
     return y
 
 
-@inlined
-def _power(x: Any) -> Any:
-    return exp2(min(max(x * LOG2_E, LEAST_EXPONENT), -LEAST_EXPONENT))
-
-
 @parallel
 def _route(
     a: Any,
@@ -148,13 +139,13 @@ def _route(
         choice: Any = choices[token * (experts + groups) :]
         if sigmoid:
             for i in range(experts):
-                score[i] = _ONE / (_ONE + _power(-widen(own[i])))
+                score[i] = logistic(_ONE, widen(own[i]))
         else:
             peak, total = widen(own[0]), np.float32(0)
             for i in range(experts):
                 peak = max(peak, widen(own[i]))
             for i in range(experts):
-                score[i] = _power(widen(own[i]) - peak)
+                score[i] = exponential(widen(own[i]) - peak)
                 total += score[i]
             for i in range(experts):
                 score[i] /= total
@@ -196,7 +187,7 @@ def _close_groups(choice: Any, experts: Any, groups: Any, top_groups: Any) -> No
                 first, second = choice[i], first
             elif choice[i] > second:
                 second = choice[i]
-        total = first + second if size >= _BEST else first
+        total = first + second if size >= BEST else first
         choice[experts + g] = total
     for _ in range(top_groups):
         best = experts
@@ -280,7 +271,7 @@ def _combine(
         if has_shared:
             more, weight = all_shared[token * a.shared_stride :], _ONE
             if has_gate:
-                weight = _ONE / (_ONE + _power(-widen(gates[token * a.gate_stride])))
+                weight = logistic(_ONE, widen(gates[token * a.gate_stride]))
             for i in range(width):
                 total[i] += weight * widen(more[i])
 
