@@ -154,6 +154,7 @@ def _attend(
     keys, values = np.zeros(size * head_dim, np.float32), np.zeros(size * head_dim + ROWS, np.float32)
     scores, factors = np.zeros((size, PANEL), np.float32), np.empty((2, LANES), np.float32)
     turned = np.empty((head_dim, size // 2), np.float32)
+    memory = panels, scores, turned, keys, values
     if size == KEYS_IN_REGISTERS:
         configure(2 * REGISTER_ROWS, DEPTH)
     own, results = np.empty(lines * lanes, np.float32), np.empty(lines * lanes, np.float32)
@@ -182,24 +183,7 @@ def _attend(
         for split in range(part, part + 1) if one_run else range(splits):
             state = _states(start, split if one_run else 0, lines, merged.shape[1])
             _begin(state)
-            _attend_split(
-                a,
-                pool,
-                kind,
-                size,
-                table,
-                head,
-                lo + split,
-                first,
-                count,
-                panels,
-                keys,
-                values,
-                turned,
-                scores,
-                state,
-                head_dim,
-            )
+            _attend_split(a, pool, kind, size, table, head, lo + split, first, count, memory, state, head_dim)
             whole = not one_run or fetch_add(folded + (row * kv_heads + head) * 8, 1) == splits - 1
             for index in range(splits if one_run else 1) if whole else range(0):
                 _fold(merged, _states(start, index, lines, merged.shape[1]), factors)
@@ -254,19 +238,16 @@ def _attend_split(
     split: int,
     first: int,
     count: int,
-    panels: Any,
-    keys: Any,
-    values: Any,
-    turned: Any,
-    scores: Any,
+    memory: Any,
     state: Any,
     head_dim: int,
 ) -> None:
     """Attend with `count` queries, the first at position `first`, over the keys of one split."""
+    panels, scores, turned, keys, values = memory
     lanes, group = state.shape[1], a.heads // a.kv_heads
     oldest, end = max(0, first + 1 - a.window), min((split + 1) * SPLIT, first + count)
     for tile in range(max(split * SPLIT, oldest // size * size), end, size):
-        _take_keys(a, pool, kind, size, table, head, tile, min(tile + size, end), keys, values, head_dim)
+        _take_keys(a, pool, kind, size, table, head, tile, min(tile + size, end), memory, head_dim)
         if size == KEYS_IN_REGISTERS:
             _turn(values.ctypes.data, turned)
         for lane in range(0, lanes, PANEL):
@@ -334,21 +315,12 @@ def _take_queries(a: Any, query: Any, kind: Any, token: int, count: int, head: i
 
 @inlined
 def _take_keys(
-    a: Any,
-    pool: Any,
-    kind: Any,
-    size: int,
-    table: Any,
-    head: int,
-    first: int,
-    end: int,
-    keys: Any,
-    values: Any,
-    head_dim: int,
+    a: Any, pool: Any, kind: Any, size: int, table: Any, head: int, first: int, end: int, memory: Any, head_dim: int
 ) -> None:
     """Keys and values at positions `[first, end)`, `[size, head_dim]` each. Those past the end are zero. In bfloat16
     keys are in pairs as `_take_queries` makes them, and values of two keys make a pair.
     """
+    _panels, _scores, _turned, keys, values = memory
     block, offset = first // a.block_size, first % a.block_size
     for key in range(end - first):
         at = a.pool + (head * a.head_stride + table[block] * a.block_stride + offset * a.columns) * pool.itemsize
