@@ -243,7 +243,7 @@ def wide_launches(dtype: str, capability: int) -> Iterator[tuple[str, Launch]]:
                 weight.to(torch.int8).view(torch.uint8)[:, : INPUTS // 2 if codes.in_pairs else INPUTS].contiguous()
             )
             factors = torch.zeros(OUTPUTS, INPUTS // group), torch.zeros(OUTPUTS, INPUTS // group, dtype=torch.int8)
-            tensors = packed, factors[0], factors[1] if has_zeros else None, None
+            tensors = packed, None, *factors
             yield f"product of {codes} in groups of {group}", partial(_every, grouped_matmul, kind, inputs, tensors)
     if capability >= FLOAT8_CAPABILITY and weight.dtype is torch.bfloat16:
         yield "rounding to float8", lambda: round_rows(inputs[-1])

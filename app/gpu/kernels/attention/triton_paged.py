@@ -48,17 +48,10 @@ def store(key: Tensor, value: Tensor, kv: Tensor, slot_blocks: Tensor, slot_offs
     slot_blocks, slot_offsets: `[tokens]` int64. A token whose slot block is negative is stored nowhere.
     """
     tokens, kv_heads, head_dim = key.shape
-    scaled = kv.dtype is FLOAT8
+    pool = (kv.view(torch.uint8), kv.view(torch.int32)) if kv.dtype is FLOAT8 else (kv, None)
+    strides = *key.stride()[:2], *value.stride()[:2], *kv.stride()[:3]
     _store[(tokens,)](
-        key,
-        value,
-        kv.view(torch.uint8) if scaled else kv,
-        kv.view(torch.int32) if scaled else None,
-        slot_blocks,
-        slot_offsets,
-        *key.stride()[:2],
-        *value.stride()[:2],
-        *kv.stride()[:3],
+        *(key, value, *pool, slot_blocks, slot_offsets, *strides),
         kv_heads=kv_heads,
         head_dim=head_dim,
         columns=kv.shape[4],
@@ -94,7 +87,7 @@ def attend(
     sequences, group = len(contexts), heads // kv_heads
     tile_rows = max(rows, LEAST_ROWS, triton.next_power_of_2(group))
     tile_dims = max(LEAST_ROWS, triton.next_power_of_2(head_dim))
-    tall, wide, scaled = tile_rows >= TALL_ROWS, tile_dims > WIDE_DIMS, kv.dtype is FLOAT8
+    tall, wide = tile_rows >= TALL_ROWS, tile_dims > WIDE_DIMS
     tile_bytes = SMALL_KEY_TILE_BYTES if tall or query.element_size() == 4 else KEY_TILE_BYTES
     tiles = sequences if starts is None else tokens // (tile_rows // group) + sequences
     if splits is None:
@@ -105,24 +98,11 @@ def attend(
     if splits > 1:
         sums = torch.empty(tokens, heads, splits, head_dim, dtype=torch.float32, device=query.device)
         peaks, totals = (torch.empty(sums.shape[:3], dtype=sums.dtype, device=sums.device) for _ in range(2))
+    pool = (kv.view(torch.uint8), kv.view(torch.float32)) if kv.dtype is FLOAT8 else (kv, None)
+    strides = *query.stride()[:2], tables.stride(0), *kv.stride()[:3]
     _attend[(tiles, kv_heads, splits)](
-        query,
-        kv.view(torch.uint8) if scaled else kv,
-        kv.view(torch.float32) if scaled else None,
-        tables,
-        contexts,
-        starts,
-        output,
-        spec.sinks,
-        sums,
-        peaks,
-        totals,
-        sequences,
-        *query.stride()[:2],
-        tables.stride(0),
-        *kv.stride()[:3],
-        spec.scale,
-        spec.softcap or 1.0,
+        *(query, *pool, tables, contexts, starts, output, spec.sinks, sums, peaks, totals, sequences),
+        *(*strides, spec.scale, spec.softcap or 1.0),
         capped=spec.softcap is not None,
         window=spec.window or 0,
         group=group,

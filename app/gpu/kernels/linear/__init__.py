@@ -73,9 +73,9 @@ class DenseLinear:
 
             self._multiply = matmul
         if isinstance(weight, BlockMatrix) and isinstance(kind, Grouped) and experts == 1:
-            from app.gpu.kernels.linear.triton_matmul import arrange_codes
+            from app.gpu.kernels.linear.triton_matmul import arrange_codes, grouped_matmul
 
-            self._multiply = partial(_multiply_groups, kind)
+            self._multiply = partial(grouped_matmul, kind)
             codes, *factors = kind.parts(weight.rows)
             tensors = [arrange_codes(kind, codes.flatten(1)), *(each.contiguous() for each in factors)]
         elif isinstance(weight, BlockMatrix) and kind == INT8:
@@ -109,14 +109,6 @@ def _multiply_dense(x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tens
 
         return matvec(x, weight, bias)
     return F.linear(x, weight, bias)
-
-
-def _multiply_groups(
-    kind: Grouped, x: Tensor, codes: Tensor, bias: Tensor | None, scales: Tensor, zeros: Tensor
-) -> Tensor:
-    from app.gpu.kernels.linear.triton_matmul import grouped_matmul
-
-    return grouped_matmul(kind, x, codes, scales, zeros if kind.has_zeros else None, bias)
 
 
 def _multiply_float8(

@@ -71,16 +71,7 @@ def matmul(
         return y
     with torch.cuda.device_of(x):
         _matmul[tiles, triton.cdiv(outputs, TILE_OUTPUTS)](
-            x,
-            x_scales,
-            weight,
-            scales,
-            bias,
-            y,
-            starts,
-            rows,
-            x.stride(0),
-            weight.stride(0),
+            *(x, x_scales, weight, scales, bias, y, starts, rows, x.stride(0), weight.stride(0)),
             experts=experts,
             tile_experts=triton.next_power_of_2(max(1, experts)),
             outputs=outputs,
@@ -105,17 +96,8 @@ def matvec(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     y = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
     tile = VECTOR_TILE if inputs % WIDE_VECTOR_TILE else WIDE_VECTOR_TILE
     with torch.cuda.device_of(x):
-        _matvec[(outputs,)](
-            x,
-            weight,
-            bias,
-            y,
-            weight.stride(0),
-            inputs=inputs,
-            tile=min(tile, triton.next_power_of_2(inputs)),
-            num_warps=4,
-            num_stages=3,
-        )
+        sizes = {"inputs": inputs, "tile": min(tile, triton.next_power_of_2(inputs))}
+        _matvec[(outputs,)](x, weight, bias, y, weight.stride(0), **sizes, num_warps=4, num_stages=3)
     return y
 
 
@@ -210,13 +192,14 @@ def arrange_codes(kind: Grouped, codes: Tensor) -> Tensor:
 
 
 def grouped_matmul(
-    kind: Grouped, x: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None
+    kind: Grouped, x: Tensor, codes: Tensor, bias: Tensor | None, scales: Tensor, zeros: Tensor
 ) -> Tensor:
     """`x` `[rows, inputs]` in a half type times a weight in groups transposed, plus `bias`: `[rows, outputs]`.
 
-    `codes` are those of `arrange_codes`, `scales` float32 and `zeros` int8 are `[outputs, groups]`, all dense. Weights
-    are made in registers, with the values that `kind` says, and become the type of `x`. Sums are float32. CUDA tensors,
-    or CPU tensors in Triton's interpreter. A row has the same bits in any batch, as with `matmul`.
+    `codes` are those of `arrange_codes`, `scales` float32 and `zeros` int8, which only some kinds have, are `[outputs,
+    groups]`, all dense. Weights are made in registers, with the values that `kind` says, and become the type of `x`.
+    Sums are float32. CUDA tensors, or CPU tensors in Triton's interpreter. A row has the same bits in any batch, as
+    with `matmul`.
     """
     (rows, inputs), outputs = x.shape, len(codes)
     y = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
@@ -224,14 +207,7 @@ def grouped_matmul(
         return y
     with torch.cuda.device_of(x):
         _grouped_matmul[triton.cdiv(rows, TILE_ROWS), triton.cdiv(outputs, TILE_OUTPUTS)](
-            x,
-            codes,
-            scales,
-            zeros,
-            bias,
-            y,
-            rows,
-            x.stride(0),
+            *(x, codes, scales, zeros if kind.has_zeros else None, bias, y, rows, x.stride(0)),
             outputs=outputs,
             inputs=inputs,
             code_bytes=codes.shape[1],
