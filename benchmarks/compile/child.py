@@ -29,8 +29,8 @@ from triton.runtime.jit import JITFunction
 from app.gpu.kernels.attention.base import FLOAT8, AttentionSpec, make_batch
 from app.gpu.kernels.attention.cuda import PROMPT_ROWS
 from app.gpu.kernels.attention.triton_paged import LEAST_ROWS, attend, store
-from app.gpu.kernels.folding.base import Convolution, Recurrence
-from app.gpu.kernels.folding.triton_folding import convolve, recur, scan
+from app.gpu.kernels.folding import Convolution, Recurrence
+from app.gpu.kernels.folding.triton_folding import convolve, recur
 from app.gpu.kernels.linear.eight_bits import INT8_BLOCK, float8_rows
 from app.gpu.kernels.linear.groups import Codes, Grouped
 from app.gpu.kernels.linear.triton_matmul import grouped_matmul, matmul, matvec, round_rows
@@ -269,14 +269,14 @@ def folding_launches(weight: Tensor, kept: Tensor | None) -> Iterator[tuple[str,
     convolution = Convolution(4 * heads * keys // 2, 4, 0)
     recurrence = Recurrence(heads, heads // 2, keys, keys, 4 * convolution.channels * 4, 1e-6)
     batch = replace(make_batch([(0, 1), (0, 3)], [[0], [0]], 16, weight.device), state_blocks=kept)
-    states = torch.zeros(2, recurrence.first + heads * keys * keys * 4, dtype=torch.uint8)
+    batch = replace(batch, states=torch.zeros(2, recurrence.first + heads * keys * keys * 4, dtype=torch.uint8))
     x, taps = weight[:4, : convolution.channels], weight[:4, : convolution.channels].contiguous()
     mixed, floats = torch.zeros(4, convolution.channels), torch.zeros(heads)
-    yield f"short convolution{drafts}", lambda: convolve(x, taps, None, states, batch, convolution)
-    others = weight[0, :heads].contiguous(), states, batch, recurrence, weight[:4, : heads * keys], weight[0, :keys]
-    yield f"gated delta rule{drafts}", lambda: recur(mixed, x[:, : 2 * heads], floats, *others)
-    scanned = floats, weight[0, :heads].contiguous(), weight[0, :heads].contiguous(), states, batch, recurrence
-    yield f"scan of Mamba 2{drafts}", lambda: scan(mixed, x[:, :heads], *scanned, weight[:4, : heads * keys])
+    yield f"short convolution{drafts}", lambda: convolve(x, taps, None, batch, convolution)
+    bias, z, scan = weight[0, :heads].contiguous(), weight[:4, : heads * keys], replace(recurrence, delta=False)
+    ruled, scanned = (floats, bias, weight[0, :keys]), (floats, bias, bias)
+    yield f"gated delta rule{drafts}", lambda: recur(mixed, x[:, : 2 * heads], ruled, batch, recurrence, z)
+    yield f"scan of Mamba 2{drafts}", lambda: recur(mixed, x[:, :heads], scanned, batch, scan, z)
 
 
 SHAPES: dict[str, Callable[[], list[Shape]]] = {

@@ -11,8 +11,7 @@ from torch import Tensor
 from app.domain.errors import FieldOutOfRange
 from app.domain.points import Point
 from app.gpu.kernels.attention.base import Batch
-from app.gpu.kernels.folding import convolve, recur, scan
-from app.gpu.kernels.folding.base import Convolution, Recurrence
+from app.gpu.kernels.folding import Convolution, Recurrence, convolve, recur
 from app.gpu.kernels.linear.base import Weight
 from app.gpu.models.elementwise import multiply, rms_norm, rounded
 from app.gpu.models.parts import Parts
@@ -38,8 +37,8 @@ class Folding(ABC):
         """
 
     @abstractmethod
-    def _fold(self, normed: Tensor, batch: Batch, states: Tensor) -> Tensor:
-        """What the layer makes of `normed` and of `states` `[rows, bytes]`, which are replaced."""
+    def _fold(self, normed: Tensor, batch: Batch) -> Tensor:
+        """What the layer makes of `normed` and of the batch's states, which are replaced."""
 
     @classmethod
     def state_bytes(cls, config: Config, dtype: torch.dtype) -> int:
@@ -53,9 +52,9 @@ class Folding(ABC):
         return sum(each.numbers for each in cls.kept(config, torch.float32, 0))
 
     def __call__(self, normed: Tensor, batch: Batch, _kv: Tensor) -> Tensor:
-        assert batch.states is not None
-        folded = self._fold(normed, batch, batch.states)
+        folded = self._fold(normed, batch)
         if batch.taps is not None and Point.STATE in batch.taps.points:
+            assert batch.states is not None
             batch.taps.state(self._read_states, batch.states)
         return folded
 
@@ -74,9 +73,9 @@ class Folding(ABC):
         self._taps = parts.bundle.hold(taps[:, 0].T.contiguous())
         self._bias = parts.hold(f"{name}.bias", convolution.channels) if bias else None
 
-    def _convolve(self, x: Tensor, batch: Batch, states: Tensor) -> Tensor:
+    def _convolve(self, x: Tensor, batch: Batch) -> Tensor:
         bias = None if self._bias is None else self._bias.tensor
-        return convolve(x, self._taps.tensor, bias, states, batch, self._kept[0])
+        return convolve(x, self._taps.tensor, bias, batch, self._kept[0])
 
 
 class ShortConvolution(Folding):
@@ -94,17 +93,25 @@ class ShortConvolution(Folding):
     def kept(config: Config, dtype: torch.dtype, first: int) -> tuple[Convolution]:
         return (Convolution(config.hidden_size, config.conv_L_cache, first, silu=False),)
 
-    def _fold(self, normed: Tensor, batch: Batch, states: Tensor) -> Tensor:
+    def _fold(self, normed: Tensor, batch: Batch) -> Tensor:
         before, after, x = self._input(normed).chunk(3, dim=1)
-        return self._output(multiply(self._convolve(multiply(before, x), batch, states), after))
+        return self._output(multiply(self._convolve(multiply(before, x), batch), after))
 
 
 def _both(
-    channels: int, taps: int, dtype: torch.dtype, first: int, recurrence: tuple[int, int, int, int], eps: float
+    channels: int,
+    taps: int,
+    dtype: torch.dtype,
+    first: int,
+    recurrence: tuple[int, int, int, int],
+    eps: float,
+    *,
+    delta: bool,
 ) -> tuple[Convolution, Recurrence]:
     """A convolution, and behind it a `recurrence` of so many heads, key heads, keys and values."""
     convolution = Convolution(channels, taps, first)
-    return convolution, Recurrence(*recurrence, first + aligned(convolution.numbers * dtype.itemsize), eps)
+    begin = first + aligned(convolution.numbers * dtype.itemsize)
+    return convolution, Recurrence(*recurrence, begin, eps, delta=delta)
 
 
 def _hold_rates(parts: Parts, module: str, heads: int) -> tuple[Weight, Weight]:
@@ -150,14 +157,14 @@ class GatedDeltaNet(Folding):
             )
         keys, values = config.linear_key_head_dim, config.linear_value_head_dim
         channels, matrices = 2 * key_heads * keys + heads * values, (heads, key_heads, keys, values)
-        return _both(channels, config.linear_conv_kernel_dim, dtype, first, matrices, config.rms_norm_eps)
+        taps, eps = config.linear_conv_kernel_dim, config.rms_norm_eps
+        return _both(channels, taps, dtype, first, matrices, eps, delta=True)
 
-    def _fold(self, normed: Tensor, batch: Batch, states: Tensor) -> Tensor:
+    def _fold(self, normed: Tensor, batch: Batch) -> Tensor:
         projected = self._input(normed)
-        mixed = self._convolve(projected[:, : self._channels], batch, states)
-        forgetting = self._gates(normed), self._rates.tensor, self._time_bias.tensor
-        z = projected[:, self._channels :]
-        return self._output(recur(mixed, *forgetting, states, batch, self._recurrence, z, self._norm.tensor))
+        mixed, z = self._convolve(projected[:, : self._channels], batch), projected[:, self._channels :]
+        weights = self._rates.tensor, self._time_bias.tensor, self._norm.tensor
+        return self._output(recur(mixed, self._gates(normed), weights, batch, self._recurrence, z))
 
 
 class GroupedDeltaNet(GatedDeltaNet):
@@ -243,15 +250,15 @@ class Mamba2(Folding):
         if heads % groups:
             raise FieldOutOfRange(f"{names.groups} must divide {names.heads}, {heads}; got {groups}", param="model")
         channels, matrices = heads * values + 2 * groups * keys, (heads, groups, keys, values)
-        return _both(channels, taps, dtype, first, matrices, getattr(config, names.eps))
+        return _both(channels, taps, dtype, first, matrices, getattr(config, names.eps), delta=False)
 
-    def _fold(self, normed: Tensor, batch: Batch, states: Tensor) -> Tensor:
+    def _fold(self, normed: Tensor, batch: Batch) -> Tensor:
         projected = self._input(normed)
         if self._scales is not None:
             projected = multiply(projected, self._scales.tensor)
         z, inputs, gates = torch.split(projected, self._sizes, dim=1)
         weights = self._rates.tensor, self._time_bias.tensor, self._skips.tensor
-        read = scan(self._convolve(inputs, batch, states), gates, *weights, states, batch, self._recurrence, z)
+        read = recur(self._convolve(inputs, batch), gates, weights, batch, self._recurrence, z)
         if self._norm is not None:
             norm = self._norm.tensor
             read = rms_norm(read.view(-1, *norm.shape), norm, self._recurrence.eps).flatten(1)

@@ -14,7 +14,7 @@ from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
 
 from app.gpu.kernels.attention.base import make_batch
-from app.gpu.kernels.folding.base import Convolution, Recurrence
+from app.gpu.kernels.folding import Convolution, Recurrence
 from app.gpu.state.layer_state import aligned
 from tests.gpu.kernels.attention.drawing import needs_triton
 
@@ -32,13 +32,15 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 class Layer:
     """A mixer with weights of its own, and what rows keep of it."""
 
+    delta = True
+
     def __init__(self, module: str, heads: int, key_heads: int, keys: int, values: int) -> None:
         self.run: Any = import_module(module)
         self.device = torch.device("cuda" if module == TRITON and torch.cuda.is_available() else "cpu")
         self.channels = 2 * key_heads * keys + heads * values
         first = aligned((TAPS - 1) * self.channels * 4)
         self.convolution = Convolution(self.channels, TAPS, 0)
-        self.recurrence = Recurrence(heads, key_heads, keys, values, first, EPS)
+        self.recurrence = Recurrence(heads, key_heads, keys, values, first, EPS, self.delta)
         self.weight, self.bias, self.norm = draw(TAPS, self.channels), draw(self.channels), draw(values)
         self.rates, self.time_bias = draw(heads).exp(), draw(heads)
         self.words = (first + heads * keys * values * 4) // 4
@@ -61,15 +63,12 @@ class Layer:
         on = {name: each.to(self.device) for name, each in vars(self).items() if isinstance(each, Tensor)}
         bias = on["bias"] if biased else None
         x, gates = x.to(self.device), gates.to(self.device)
-        given = x[:, : self.channels], on["weight"], bias, memory, batch, self.convolution
-        mixed = self.run.convolve(*given)
-        found = self.read(mixed, gates, on, x[:, self.channels :], memory, batch, self.recurrence)
+        batch = replace(batch, states=memory)
+        mixed = self.run.convolve(x[:, : self.channels], on["weight"], bias, batch, self.convolution)
+        factors, z = on["norm"] if self.recurrence.delta else on["time_bias"], x[:, self.channels :]
+        found = self.run.recur(mixed, gates, (on["rates"], on["time_bias"], factors), batch, self.recurrence, z)
         states.copy_(memory.view(torch.float32)[order.flatten()].view(states.shape))
-        return torch.as_tensor(found.cpu())
-
-    def read(self, mixed: Tensor, gates: Tensor, on: Any, z: Tensor, *where: Any) -> Any:
-        """What the kernel behind the convolution makes of it."""
-        return self.run.recur(mixed, gates, on["rates"], on["time_bias"], *where, z, on["norm"])
+        return torch.as_tensor(found.to(z.dtype).cpu())
 
     def expect(self, x: Tensor, gates: Tensor, state: Tensor, *, biased: bool = False) -> tuple[Tensor, Tensor]:
         """What Transformers' functions make of one row, and leave as its state."""
@@ -106,8 +105,7 @@ class Layer:
 class Scan(Layer):
     """The mixer of Mamba 2, up to its norm; each head's first gate is its step."""
 
-    def read(self, mixed: Tensor, gates: Tensor, on: Any, z: Tensor, *where: Any) -> Any:
-        return self.run.scan(mixed, gates, on["rates"], *[on["time_bias"]] * 2, *where, z).to(z.dtype)
+    delta = False
 
     def expect_read(self, mixed: Tensor, gates: Tensor, matrices: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         shape, tokens, groups, keys = self.recurrence, len(mixed), self.recurrence.key_heads, self.recurrence.keys

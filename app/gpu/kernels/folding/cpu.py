@@ -17,20 +17,10 @@ from torch import Tensor
 
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.kernels.cpu.compile import inlined
-from app.gpu.kernels.cpu.elementwise import logistic
-from app.gpu.kernels.cpu.intrinsics import (
-    FLOAT,
-    INT64,
-    LEAST_EXPONENT,
-    LOG2_E,
-    Lanes,
-    convert,
-    exp2,
-    instruction,
-    widen,
-)
+from app.gpu.kernels.cpu.elementwise import exponential, logistic
+from app.gpu.kernels.cpu.intrinsics import FLOAT, INT64, Lanes, convert, instruction, widen
 from app.gpu.kernels.cpu.launch import draw, parallel
-from app.gpu.kernels.folding.base import NORM_EPS, Convolution, Recurrence
+from app.gpu.kernels.folding import NORM_EPS, Convolution, Recurrence, Weights
 
 _CHANNELS = 256
 """That a thread convolves at a time, of all tokens of a row."""
@@ -41,23 +31,17 @@ StateBlocks = Annotated[Tensor, ("state_blocks_stride",), ("states_kept", "block
 """`Batch.state_blocks`, and its sizes."""
 
 
-def convolve(
-    x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, batch: Batch, shape: Convolution
-) -> Tensor:
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, batch: Batch, shape: Convolution) -> Tensor:
     """`folding.convolve`."""
-    tokens, channels = len(x), shape.channels
-    out = torch.empty(tokens, channels, dtype=torch.float32)
+    out = torch.empty(len(x), shape.channels, dtype=torch.float32)
     _convolve(
-        state_decodes=batch.decodes,
-        **_places(states, batch),
-        channels=channels,
+        **_places(batch, x.dtype),
+        channels=shape.channels,
         taps=shape.taps,
         first=shape.first // x.element_size(),
         x=x,
         weight=weight,
         bias=bias,
-        row_states=states.view(x.dtype),
-        prompt_starts=batch.prompt_starts,
         out=out,
         biased=bias is not None,
         silu=shape.silu,
@@ -65,82 +49,41 @@ def convolve(
     return out
 
 
-def recur(
-    mixed: Tensor,
-    gates: Tensor,
-    rates: Tensor,
-    time_bias: Tensor,
-    states: Tensor,
-    batch: Batch,
-    shape: Recurrence,
-    z: Tensor,
-    norm: Tensor,
-) -> Tensor:
+def recur(mixed: Tensor, gates: Tensor, weights: Weights, batch: Batch, shape: Recurrence, z: Tensor) -> Tensor:
     """`folding.recur`."""
-    out = z.new_empty(len(mixed), shape.heads * shape.values)
-    _recur(
-        state_decodes=batch.decodes,
-        **_places(states, batch),
-        heads=shape.heads,
-        group=shape.heads // shape.key_heads,
-        keys=shape.keys,
-        values=shape.values,
-        width=mixed.shape[1],
-        first=shape.first // 4,
-        eps=shape.eps,
-        scale=shape.keys**-0.5,
-        mixed=mixed,
-        gates=gates,
-        rates=rates,
-        time_bias=time_bias,
-        row_states=states,
-        prompt_starts=batch.prompt_starts,
-        z=z,
-        norm=norm,
-        out=out,
-    )
+    out = torch.empty(len(mixed), shape.heads * shape.values, dtype=z.dtype if shape.delta else torch.float32)
+    rates, time_bias, factors = weights
+    given: dict[str, Any] = {
+        **_places(batch, torch.float32),
+        "heads": shape.heads,
+        "group": shape.heads // shape.key_heads,
+        "keys": shape.keys,
+        "values": shape.values,
+        "width": mixed.shape[1],
+        "first": shape.first // 4,
+        "mixed": mixed,
+        "gates": gates,
+        "rates": rates,
+        "time_bias": time_bias,
+        "factors": factors,
+        "z": z,
+        "out": out,
+    }
+    if shape.delta:
+        _recur(**given, eps=shape.eps, scale=shape.keys**-0.5)
+    else:
+        _scan(**given)
     return out
 
 
-def scan(
-    mixed: Tensor,
-    gates: Tensor,
-    rates: Tensor,
-    time_bias: Tensor,
-    skips: Tensor,
-    states: Tensor,
-    batch: Batch,
-    shape: Recurrence,
-    z: Tensor,
-) -> Tensor:
-    """`folding.scan`."""
-    out = torch.empty(len(mixed), shape.heads * shape.values, dtype=torch.float32)
-    _scan(
-        state_decodes=batch.decodes,
-        **_places(states, batch),
-        heads=shape.heads,
-        group=shape.heads // shape.key_heads,
-        keys=shape.keys,
-        values=shape.values,
-        width=mixed.shape[1],
-        first=shape.first // 4,
-        mixed=mixed,
-        gates=gates,
-        rates=rates,
-        time_bias=time_bias,
-        skips=skips,
-        row_states=states,
-        prompt_starts=batch.prompt_starts,
-        z=z,
-        out=out,
-    )
-    return out
-
-
-def _places(states: Tensor, batch: Batch) -> dict[str, Any]:
-    """Where each row's state is, as kernels take it."""
-    blocks = torch.arange(len(states))[:, None, None] if batch.state_blocks is None else batch.state_blocks
-    return {"state_rows": len(blocks), "state_bytes": states.stride(0), "state_blocks": blocks}
+def _places(batch: Batch, dtype: torch.dtype) -> dict[str, Any]:
+    """Where each row's tokens and its state of numbers of that type are, as kernels take it."""
+    states, blocks = batch.states, batch.state_blocks
+    assert states is not None
+    blocks = torch.arange(len(states))[:, None, None] if blocks is None else blocks
+    where = {"state_rows": len(blocks), "state_bytes": states.stride(0), "state_blocks": blocks}
+    tokens = {"state_decodes": batch.decodes, "prompt_starts": batch.prompt_starts}
+    return {**where, **tokens, "row_states": states.view(dtype)}
 
 
 @inlined
@@ -250,116 +193,72 @@ def _line(builder: Any, key: Any, values: Any, column: Any, cut: Any, skip: Any)
     return builder.add(builder.add(builder.mul(key, values), column), beyond)
 
 
-def _replace(
-    code: Lanes,
-    state: Any,
-    target: Any,
-    keys: Any,
-    values: Any,
-    column: Any,
-    key: Any,
-    query: Any,
-    shrink: Any,
-    change: Any,
-    cut: Any,
-    skip: Any,
-    leap: Any,
-) -> Any:
-    """Some columns of a matrix `[keys, values]` shrink, and `change` times the key is added to them. That is stored at
-    `target`. Returns what the query reads there.
+def _make_fold(*, delta: bool) -> Any:
+    """`fold(state, target, cut, skip, leap, keys, values, key, query, value, out, decay, step, key_scale, factor)`: a
+    matrix `[keys, values]` at address `state`, and from key `cut` on so many numbers further on as `skip` says, decays,
+    and `step` times the value is added at the key. It is stored at `target`, that of `state` or of other memory, and
+    there as `leap` says. What the query reads then goes to `out`, which may be at the address of `value`. All is
+    float32.
+
+    With `delta` what was known at the key is first taken from the value. `key_scale` multiplies the key, and `factor`
+    the query. Else `factor` times the value is added to what is read, and keys are what they are.
     """
-    builder = code.builder
-    with builder.goto_entry_block():
-        total = builder.alloca(code.floats)
-    builder.store(code.constant(code.floats, 0.0), total)
-    with cgutils.for_range(builder, keys) as loop:
-        at = _line(builder, loop.index, values, column, cut, skip)
-        factor, asked = (code.spread(Lanes(builder).load(each, FLOAT, loop.index)) for each in (key, query))
-        kept = builder.fmul(code.load(state, FLOAT, at), shrink)
-        line = code.multiply_add(change, factor, kept)
-        code.store(line, target, FLOAT, _line(builder, loop.index, values, column, cut, leap))
-        builder.store(code.multiply_add(line, asked, builder.load(total)), total)
-    return builder.load(total)
+
+    @instruction(types.void(*[types.int64] * 11, *[types.float32] * 4))
+    def fold(
+        builder: Any,
+        state: Any,
+        target: Any,
+        cut: Any,
+        skip: Any,
+        leap: Any,
+        keys: Any,
+        values: Any,
+        key: Any,
+        query: Any,
+        value: Any,
+        out: Any,
+        decay: Any,
+        step: Any,
+        key_scale: Any,
+        factor: Any,
+    ) -> None:
+        done = INT64(0)
+        for lanes in _WIDTHS:
+            code = Lanes(builder, lanes)
+            end = builder.add(done, builder.and_(builder.sub(values, done), INT64(-lanes)))
+            shrink, rate, of_key, last = map(code.spread, (decay, step, key_scale, factor))
+            with builder.goto_entry_block():
+                known, read = (builder.alloca(code.floats) for _ in range(2))
+            with cgutils.for_range_slice(builder, done, end, INT64(lanes)) as (column, _):
+                if delta:
+                    builder.store(code.constant(code.floats, 0.0), known)
+                    with cgutils.for_range(builder, keys) as loop:
+                        line = code.load(state, FLOAT, _line(builder, loop.index, values, column, cut, skip))
+                        here = code.spread(Lanes(builder).load(key, FLOAT, loop.index))
+                        builder.store(code.multiply_add(line, here, builder.load(known)), known)
+                given = code.load(value, FLOAT, column)
+                if delta:
+                    there = builder.fmul(builder.fmul(builder.load(known), of_key), shrink)
+                    change = builder.fmul(builder.fmul(builder.fsub(given, there), rate), of_key)
+                else:
+                    change = builder.fmul(given, rate)
+                builder.store(code.constant(code.floats, 0.0), read)
+                with cgutils.for_range(builder, keys) as loop:
+                    at = _line(builder, loop.index, values, column, cut, skip)
+                    here, asked = (code.spread(Lanes(builder).load(each, FLOAT, loop.index)) for each in (key, query))
+                    line = code.multiply_add(change, here, builder.fmul(code.load(state, FLOAT, at), shrink))
+                    code.store(line, target, FLOAT, _line(builder, loop.index, values, column, cut, leap))
+                    builder.store(code.multiply_add(line, asked, builder.load(read)), read)
+                found = builder.load(read)
+                found = builder.fmul(found, last) if delta else code.multiply_add(given, last, found)
+                code.store(found, out, FLOAT, column)
+            done = end
+
+    return fold
 
 
-@instruction(types.void(*[types.int64] * 11, *[types.float32] * 4))
-def _take_in(
-    builder: Any,
-    state: Any,
-    target: Any,
-    cut: Any,
-    skip: Any,
-    leap: Any,
-    keys: Any,
-    values: Any,
-    key: Any,
-    query: Any,
-    value: Any,
-    out: Any,
-    decay: Any,
-    beta: Any,
-    key_scale: Any,
-    query_scale: Any,
-) -> None:
-    """`take_in(state, target, cut, skip, leap, keys, values, key, query, value, out, decay, beta, key_scale,
-    query_scale)`: one token of the delta rule, of a matrix `[keys, values]` at address `state`, and from key `cut` on
-    so many numbers further on as `skip` says. It is stored at `target` and there as `leap` says. All is float32; `out`
-    may be at the address of `value`, and `target` is that of `state` or of other memory.
-    """
-    done = INT64(0)
-    for lanes in _WIDTHS:
-        code = Lanes(builder, lanes)
-        end = builder.add(done, builder.and_(builder.sub(values, done), INT64(-lanes)))
-        shrink, rate, of_key, of_query = map(code.spread, (decay, beta, key_scale, query_scale))
-        with builder.goto_entry_block():
-            total = builder.alloca(code.floats)
-        with cgutils.for_range_slice(builder, done, end, INT64(lanes)) as (column, _):
-            builder.store(code.constant(code.floats, 0.0), total)
-            with cgutils.for_range(builder, keys) as loop:
-                line = code.load(state, FLOAT, _line(builder, loop.index, values, column, cut, skip))
-                factor = code.spread(Lanes(builder).load(key, FLOAT, loop.index))
-                builder.store(code.multiply_add(line, factor, builder.load(total)), total)
-            known = builder.fmul(builder.fmul(builder.load(total), of_key), shrink)
-            missing = builder.fmul(builder.fsub(code.load(value, FLOAT, column), known), rate)
-            change = builder.fmul(missing, of_key)
-            found = _replace(code, state, target, keys, values, column, key, query, shrink, change, cut, skip, leap)
-            code.store(builder.fmul(found, of_query), out, FLOAT, column)
-        done = end
-
-
-@instruction(types.void(*[types.int64] * 11, *[types.float32] * 3))
-def _add_in(
-    builder: Any,
-    state: Any,
-    target: Any,
-    cut: Any,
-    skip: Any,
-    leap: Any,
-    keys: Any,
-    values: Any,
-    key: Any,
-    query: Any,
-    value: Any,
-    out: Any,
-    decay: Any,
-    step: Any,
-    through: Any,
-) -> None:
-    """`add_in(state, target, cut, skip, leap, keys, values, key, query, value, out, decay, step, through)`: one token
-    of a selective scan, of the same: `step` times the value is added at the key. `through` times it is added to what
-    the query reads.
-    """
-    done = INT64(0)
-    for lanes in _WIDTHS:
-        code = Lanes(builder, lanes)
-        end = builder.add(done, builder.and_(builder.sub(values, done), INT64(-lanes)))
-        shrink, rate, passed = map(code.spread, (decay, step, through))
-        with cgutils.for_range_slice(builder, done, end, INT64(lanes)) as (column, _):
-            given = code.load(value, FLOAT, column)
-            change = builder.fmul(given, rate)
-            found = _replace(code, state, target, keys, values, column, key, query, shrink, change, cut, skip, leap)
-            code.store(code.multiply_add(given, passed, found), out, FLOAT, column)
-        done = end
+_fold_delta, _fold_scan = _make_fold(delta=True), _make_fold(delta=False)
 
 
 @inlined
@@ -371,13 +270,8 @@ def _inverse_norm(x: Any, width: Any) -> Any:
 
 
 @inlined
-def _power(x: Any) -> Any:
-    return exp2(min(max(x * LOG2_E, LEAST_EXPONENT), -LEAST_EXPONENT))
-
-
-@inlined
 def _softplus(x: Any) -> Any:
-    return max(x, np.float32(0)) + np.float32(math.log1p(_power(-abs(x))))
+    return max(x, np.float32(0)) + np.float32(math.log1p(exponential(-abs(x))))
 
 
 @parallel
@@ -398,15 +292,16 @@ def _recur(
     gates: Tensor,
     rates: Tensor,
     time_bias: Tensor,
+    factors: Tensor,
     row_states: Tensor,
     state_blocks: StateBlocks,
     z: Tensor,
-    norm: Tensor,
     out: Tensor,
     prompt_starts: Tensor | None = None,
 ) -> None:
     """Draw heads of rows until none is left, the longest rows first."""
-    of_key: Any = heads // group * keys
+    of_keys: Any = heads // group * keys
+    of_values: Any = heads * values
     size: Any = state_bytes // 4
     while True:
         item = draw(a)
@@ -427,40 +322,29 @@ def _recur(
                 to: Any = blocks[(token - kept_first) * a.blocks_each :]
                 there = _at(to, size, at)
                 leap = _at(to, size, at + cut * values) - there - cut * values if cut < keys else 0
-            query_at: Any = token * width + head // group * keys
-            key_at: Any = query_at + of_key
-            value_at: Any = token * width + 2 * of_key + head * values
+            own_at: Any = token * of_values + head * values
             gate: Any = gates[token * a.gates_stride :]
+            own: Any = out[own_at:]
+            opened: Any = z[token * a.z_stride + head * values :]
+            state, target = a.row_states + 4 * here, a.row_states + 4 * there
+            query_at: Any = token * width + head // group * keys
+            key_at: Any = query_at + of_keys
+            value_at: Any = token * width + 2 * of_keys + head * values
+            value, key, query = a.mixed + 4 * value_at, a.mixed + 4 * key_at, a.mixed + 4 * query_at
             beta = logistic(_ONE, widen(gate[head]))
-            decay = _power(-rates[head] * _softplus(widen(gate[heads + head]) + widen(time_bias[head])))
-            _take_in(
-                a.row_states + 4 * here,
-                a.row_states + 4 * there,
-                cut,
-                skip,
-                leap,
-                keys,
-                values,
-                a.mixed + 4 * key_at,
-                a.mixed + 4 * query_at,
-                a.mixed + 4 * value_at,
-                a.mixed + 4 * value_at,
-                decay,
-                beta,
-                _inverse_norm(mixed[key_at:], keys),
-                _inverse_norm(mixed[query_at:], keys) * scale,
-            )
-            here, skip = there, leap
+            decay = exponential(-rates[head] * _softplus(widen(gate[heads + head]) + widen(time_bias[head])))
+            of_key, of_query = _inverse_norm(mixed[key_at:], keys), _inverse_norm(mixed[query_at:], keys) * scale
+            scales = decay, beta, of_key, of_query
+            _fold_delta(state, target, cut, skip, leap, keys, values, key, query, value, value, *scales)
             found: Any = mixed[value_at:]
             squares = np.float32(0)
             for i in range(values):
                 squares += found[i] * found[i]
             factor = _ONE / np.sqrt(squares / np.float32(values) + eps)
-            own: Any = out[(token * heads + head) * values :]
-            opened: Any = z[token * a.z_stride + head * values :]
             for i in range(values):
                 gated = logistic(widen(opened[i]), widen(opened[i]))
-                own[i] = convert(found[i] * factor * widen(norm[i]) * gated, own[i])
+                own[i] = convert(found[i] * factor * widen(factors[i]) * gated, own[i])
+            here, skip = there, leap
 
 
 @parallel
@@ -479,7 +363,7 @@ def _scan(
     gates: Tensor,
     rates: Tensor,
     time_bias: Tensor,
-    skips: Tensor,
+    factors: Tensor,
     row_states: Tensor,
     state_blocks: StateBlocks,
     z: Tensor,
@@ -513,7 +397,7 @@ def _scan(
             own_at: Any = token * of_values + head * values
             gate: Any = gates[token * a.gates_stride :]
             step = _softplus(widen(gate[head]) + widen(time_bias[head]))
-            _add_in(
+            _fold_scan(
                 a.row_states + 4 * here,
                 a.row_states + 4 * there,
                 cut,
@@ -525,9 +409,10 @@ def _scan(
                 a.mixed + 4 * (key_at + heads // group * keys),
                 a.mixed + 4 * value_at,
                 a.out + 4 * own_at,
-                _power(-rates[head] * step),
+                exponential(-rates[head] * step),
                 step,
-                widen(skips[head]),
+                _ONE,
+                widen(factors[head]),
             )
             here, skip = there, leap
             own: Any = out[own_at:]

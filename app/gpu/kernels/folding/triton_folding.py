@@ -4,13 +4,15 @@ A program has one part of a row to itself, and goes from token to token: the sta
 prompt takes as many turns as it has tokens. What a row keeps beside is stored on the way.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from app.gpu.kernels.attention.base import Batch
-from app.gpu.kernels.folding.base import NORM_EPS, Convolution, Recurrence
+from app.gpu.kernels.folding import NORM_EPS, Convolution, Recurrence, Weights
 
 CHANNELS = 256
 """That one program convolves."""
@@ -18,26 +20,15 @@ LARGE, MORE_WARPS, WARPS = 8192, 8, 4
 """Matrices of that many numbers have more warps."""
 
 
-def convolve(
-    x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, batch: Batch, shape: Convolution
-) -> Tensor:
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, batch: Batch, shape: Convolution) -> Tensor:
     """`folding.convolve`, some channels of a row in each program."""
     out = torch.empty(len(x), shape.channels, dtype=torch.float32, device=x.device)
-    words, kept = states.view(x.dtype), batch.state_blocks
+    words, rows, most_kept, *where = _places(batch, x.dtype)
     with torch.cuda.device_of(x):
-        _convolve[(len(states if kept is None else kept), triton.cdiv(shape.channels, CHANNELS))](
-            x,
-            weight,
-            weight if bias is None else bias,
-            words,
-            batch.contexts if batch.prompt_starts is None else batch.prompt_starts,
-            batch.contexts if kept is None else kept,
-            out,
-            batch.decodes,
-            x.stride(0),
-            words.stride(0),
-            shape.first // x.element_size(),
-            most_kept=1 if kept is None else kept.shape[1],
+        _convolve[(rows, triton.cdiv(shape.channels, CHANNELS))](
+            *(x, weight, weight if bias is None else bias, words, *where, out, batch.decodes),
+            *(x.stride(0), words.stride(0), shape.first // x.element_size()),
+            most_kept=most_kept,
             channels=shape.channels,
             taps=shape.taps,
             biased=bias is not None,
@@ -47,41 +38,18 @@ def convolve(
     return out
 
 
-def recur(
-    mixed: Tensor,
-    gates: Tensor,
-    rates: Tensor,
-    time_bias: Tensor,
-    states: Tensor,
-    batch: Batch,
-    shape: Recurrence,
-    z: Tensor,
-    norm: Tensor,
-) -> Tensor:
+def recur(mixed: Tensor, gates: Tensor, weights: Weights, batch: Batch, shape: Recurrence, z: Tensor) -> Tensor:
     """`folding.recur`, a head of a row in each program."""
-    out = torch.empty(len(mixed), shape.heads * shape.values, dtype=z.dtype, device=z.device)
-    words, kept = states.view(torch.float32), batch.state_blocks
+    dtype = z.dtype if shape.delta else torch.float32
+    out = torch.empty(len(mixed), shape.heads * shape.values, dtype=dtype, device=z.device)
+    words, rows, most_kept, *where = _places(batch, torch.float32)
     with torch.cuda.device_of(mixed):
-        _recur[(len(states if kept is None else kept), shape.heads)](
-            mixed,
-            gates,
-            rates,
-            time_bias,
-            words,
-            batch.contexts if batch.prompt_starts is None else batch.prompt_starts,
-            batch.contexts if kept is None else kept,
-            z,
-            norm,
-            out,
-            batch.decodes,
-            gates.stride(0),
-            words.stride(0),
-            z.stride(0),
-            shape.first // 4,
-            shape.eps,
-            NORM_EPS,
-            shape.keys**-0.5,
-            most_kept=1 if kept is None else kept.shape[1],
+        _recur[(rows, shape.heads)](
+            *(mixed, gates, *weights, words, *where, z, out, batch.decodes),
+            *(gates.stride(0), words.stride(0), z.stride(0), shape.first // 4),
+            *(shape.eps, NORM_EPS, shape.keys**-0.5),
+            delta=shape.delta,
+            most_kept=most_kept,
             heads=shape.heads,
             group=shape.heads // shape.key_heads,
             keys=shape.keys,
@@ -93,47 +61,14 @@ def recur(
     return out
 
 
-def scan(
-    mixed: Tensor,
-    gates: Tensor,
-    rates: Tensor,
-    time_bias: Tensor,
-    skips: Tensor,
-    states: Tensor,
-    batch: Batch,
-    shape: Recurrence,
-    z: Tensor,
-) -> Tensor:
-    """`folding.scan`, a head of a row in each program."""
-    out = torch.empty(len(mixed), shape.heads * shape.values, dtype=torch.float32, device=z.device)
-    words, kept = states.view(torch.float32), batch.state_blocks
-    with torch.cuda.device_of(mixed):
-        _scan[(len(states if kept is None else kept), shape.heads)](
-            mixed,
-            gates,
-            rates,
-            time_bias,
-            skips,
-            words,
-            batch.contexts if batch.prompt_starts is None else batch.prompt_starts,
-            batch.contexts if kept is None else kept,
-            z,
-            out,
-            batch.decodes,
-            gates.stride(0),
-            words.stride(0),
-            z.stride(0),
-            shape.first // 4,
-            most_kept=1 if kept is None else kept.shape[1],
-            heads=shape.heads,
-            group=shape.heads // shape.key_heads,
-            keys=shape.keys,
-            values=shape.values,
-            tile_keys=triton.next_power_of_2(shape.keys),
-            tile_values=triton.next_power_of_2(shape.values),
-            num_warps=MORE_WARPS if shape.keys * shape.values >= LARGE else WARPS,
-        )
-    return out
+def _places(batch: Batch, dtype: torch.dtype) -> tuple[Any, ...]:
+    """The states as numbers of that type, of how many rows they are, how many each row keeps at most, and where its
+    tokens and its states are.
+    """
+    assert batch.states is not None
+    words, kept = batch.states.view(dtype), batch.state_blocks
+    starts = batch.contexts if batch.prompt_starts is None else batch.prompt_starts
+    return (words, len(words), 1, starts, starts) if kept is None else (words, len(kept), kept.shape[1], starts, kept)
 
 
 @triton.jit
@@ -215,11 +150,11 @@ def _recur(
     gates: tl.tensor,
     rates: tl.tensor,
     time_bias: tl.tensor,
+    factors: tl.tensor,
     states: tl.tensor,
     starts: tl.tensor,
     kept: tl.tensor,
     z: tl.tensor,
-    norm: tl.tensor,
     out: tl.tensor,
     decodes: tl.tensor,
     gate_stride: tl.tensor,
@@ -229,6 +164,7 @@ def _recur(
     eps: tl.tensor,
     norm_eps: tl.tensor,
     scale: tl.tensor,
+    delta: tl.constexpr,
     most_kept: tl.constexpr,
     heads: tl.constexpr,
     group: tl.constexpr,
@@ -246,93 +182,44 @@ def _recur(
     here = states + _place(row, kept, 0, most_kept) * state_stride
     state = tl.load(here, mask=real, other=0.0)
     rate, later = tl.load(rates + head), tl.load(time_bias + head).to(tl.float32)
-    factor = tl.load(norm + value_at, mask=value_real, other=0.0).to(tl.float32)
+    if delta:
+        factor = tl.load(factors + value_at, mask=value_real, other=0.0).to(tl.float32)
+    else:
+        factor = tl.load(factors + head).to(tl.float32)
     of_keys: tl.constexpr = heads // group * keys
-    width: tl.constexpr = 2 * of_keys + heads * values
+    of_values: tl.constexpr = heads * values
+    first_query: tl.constexpr = 0 if delta else of_values + of_keys
+    first_key: tl.constexpr = of_keys if delta else of_values
+    first_value: tl.constexpr = 2 * of_keys if delta else 0
     begin, end = _begin(row, decodes, starts), _begin(row + 1, decodes, starts)
     oldest = end - begin - _count_kept(row, kept, most_kept)
-    mixed += begin.to(tl.int64) * width
+    mixed += begin.to(tl.int64) * (2 * of_keys + of_values)
     gates += begin.to(tl.int64) * gate_stride + head
     z += begin.to(tl.int64) * z_stride + head * values + value_at
     out += (begin.to(tl.int64) * heads + head) * values + value_at
     for token in range(end - begin):
-        given = mixed + token * width
-        query = tl.load(given + head // group * keys + key_at, mask=key_real, other=0.0)
-        key = tl.load(given + of_keys + head // group * keys + key_at, mask=key_real, other=0.0)
-        value = tl.load(given + 2 * of_keys + head * values + value_at, mask=value_real, other=0.0)
-        query = query / tl.sqrt(tl.sum(query * query, 0) + norm_eps) * scale
-        key = key / tl.sqrt(tl.sum(key * key, 0) + norm_eps)
-        beta = 1 / (1 + tl.exp(-tl.load(gates + token * gate_stride).to(tl.float32)))
-        time = tl.load(gates + token * gate_stride + heads).to(tl.float32) + later
-        state = state * tl.exp(-rate * (tl.maximum(time, 0.0) + tl.log(1 + tl.exp(-tl.abs(time)))))
-        change = (value - tl.sum(state * key[:, None], 0)) * beta
-        state += key[:, None] * change[None, :]
-        found = tl.sum(state * query[:, None], 0)
-        found = found / tl.sqrt(tl.sum(found * found, 0) / values + eps) * factor
+        given = mixed + token * (2 * of_keys + of_values)
+        query = tl.load(given + first_query + head // group * keys + key_at, mask=key_real, other=0.0)
+        key = tl.load(given + first_key + head // group * keys + key_at, mask=key_real, other=0.0)
+        value = tl.load(given + first_value + head * values + value_at, mask=value_real, other=0.0)
+        gate = gates + token * gate_stride
+        if delta:
+            query = query / tl.sqrt(tl.sum(query * query, 0) + norm_eps) * scale
+            key = key / tl.sqrt(tl.sum(key * key, 0) + norm_eps)
+            beta = 1 / (1 + tl.exp(-tl.load(gate).to(tl.float32)))
+        time = tl.load(gate + heads if delta else gate).to(tl.float32) + later
+        step = tl.maximum(time, 0.0) + tl.log(1 + tl.exp(-tl.abs(time)))
+        state = state * tl.exp(-rate * step)
+        if delta:
+            state += key[:, None] * ((value - tl.sum(state * key[:, None], 0)) * beta)[None, :]
+            found = tl.sum(state * query[:, None], 0)
+            found = found / tl.sqrt(tl.sum(found * found, 0) / values + eps) * factor
+        else:
+            state += key[:, None] * (value * step)[None, :]
+            found = tl.sum(state * query[:, None], 0) + factor * value
         opened = tl.load(z + token * z_stride, mask=value_real, other=0.0).to(tl.float32)
         found = found * opened / (1 + tl.exp(-opened))
-        tl.store(out + token * heads * values, found.to(out.dtype.element_ty), mask=value_real)
-        if most_kept > 1:
-            place = _place(row, kept, tl.maximum(token - oldest, 0), most_kept)
-            tl.store(states + place * state_stride, state, mask=real & (token >= oldest))
-    if most_kept == 1:
-        tl.store(here, state, mask=real)
-
-
-@triton.jit(do_not_specialize=["decodes"])
-def _scan(
-    mixed: tl.tensor,
-    gates: tl.tensor,
-    rates: tl.tensor,
-    time_bias: tl.tensor,
-    skips: tl.tensor,
-    states: tl.tensor,
-    starts: tl.tensor,
-    kept: tl.tensor,
-    z: tl.tensor,
-    out: tl.tensor,
-    decodes: tl.tensor,
-    gate_stride: tl.tensor,
-    state_stride: tl.tensor,
-    z_stride: tl.tensor,
-    first: tl.tensor,
-    most_kept: tl.constexpr,
-    heads: tl.constexpr,
-    group: tl.constexpr,
-    keys: tl.constexpr,
-    values: tl.constexpr,
-    tile_keys: tl.constexpr,
-    tile_values: tl.constexpr,
-) -> None:
-    """One program has one head of one row."""
-    row, head = tl.program_id(0), tl.program_id(1)
-    key_at, value_at = tl.arange(0, tile_keys), tl.arange(0, tile_values)
-    key_real, value_real = key_at < keys, value_at < values
-    states += first + head * keys * values + key_at[:, None] * values + value_at[None, :]
-    real = key_real[:, None] & value_real[None, :]
-    here = states + _place(row, kept, 0, most_kept) * state_stride
-    state = tl.load(here, mask=real, other=0.0)
-    rate, later = tl.load(rates + head), tl.load(time_bias + head).to(tl.float32)
-    skip = tl.load(skips + head).to(tl.float32)
-    of_keys: tl.constexpr = heads // group * keys
-    width: tl.constexpr = heads * values + 2 * of_keys
-    begin, end = _begin(row, decodes, starts), _begin(row + 1, decodes, starts)
-    oldest = end - begin - _count_kept(row, kept, most_kept)
-    mixed += begin.to(tl.int64) * width
-    gates += begin.to(tl.int64) * gate_stride + head
-    z += begin.to(tl.int64) * z_stride + head * values + value_at
-    out += (begin.to(tl.int64) * heads + head) * values + value_at
-    for token in range(end - begin):
-        given = mixed + token * width
-        value = tl.load(given + head * values + value_at, mask=value_real, other=0.0)
-        key = tl.load(given + heads * values + head // group * keys + key_at, mask=key_real, other=0.0)
-        query = tl.load(given + heads * values + of_keys + head // group * keys + key_at, mask=key_real, other=0.0)
-        time = tl.load(gates + token * gate_stride).to(tl.float32) + later
-        step = tl.maximum(time, 0.0) + tl.log(1 + tl.exp(-tl.abs(time)))
-        state = state * tl.exp(-rate * step) + key[:, None] * (value * step)[None, :]
-        found = tl.sum(state * query[:, None], 0) + skip * value
-        opened = tl.load(z + token * z_stride, mask=value_real, other=0.0).to(tl.float32)
-        tl.store(out + token * heads * values, found * opened / (1 + tl.exp(-opened)), mask=value_real)
+        tl.store(out + token * of_values, found.to(out.dtype.element_ty), mask=value_real)
         if most_kept > 1:
             place = _place(row, kept, tl.maximum(token - oldest, 0), most_kept)
             tl.store(states + place * state_stride, state, mask=real & (token >= oldest))
