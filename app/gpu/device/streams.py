@@ -161,10 +161,8 @@ class CudaStreams:
 
     def __init__(self, device: torch.device) -> None:
         self.compute: Stream = CudaStream(torch.cuda.default_stream(device), patient=False)
-        self.to_host: Stream = CudaStream(torch.cuda.Stream(device), patient=True)
-        self.to_device: Stream = CudaStream(torch.cuda.Stream(device), patient=True)
-        self.saves: Stream = CudaStream(torch.cuda.Stream(device), patient=True)
-        self.weights: Stream = CudaStream(torch.cuda.Stream(device), patient=True)
+        others: list[Stream] = [CudaStream(torch.cuda.Stream(device), patient=True) for _ in range(4)]
+        self.to_host, self.to_device, self.saves, self.weights = others
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Pinned. PyTorch keeps what is freed for the next of its size."""

@@ -89,48 +89,40 @@ class PanelLinear:
             raise ValueError(f"the layer has {self._experts} experts, whose rows must be given")
         x = x if x.is_contiguous() or (starts is None and x.stride(1) == 1) else x.contiguous()
         y = x.new_empty(*x.shape[:-1], self._panels * PANEL, dtype=torch.float32)
+
+        def launch(weight: int, file: int = -1, scratch: int = 0, threads: int = 0) -> bool:
+            """Returns whether the whole weight was there."""
+            arguments = _multiply(
+                tokens=x.shape[0],
+                inputs=self.in_features,
+                panels=self._panels,
+                part=self._part,
+                panel_bytes=self._panel_bytes,
+                x=x.data_ptr(),
+                x_bytes=x.stride(-2) * x.itemsize,
+                out=y.data_ptr(),
+                weight=weight,
+                experts=self._experts,
+                starts=starts,
+                file=file,
+                scratch=scratch,
+                threads=threads,
+                element=self._element,
+                from_file=threads > 0,
+                grouped=starts is not None,
+            )
+            return not arguments.short
+
         place = weight.place
         if isinstance(place, FilePlace):
             threads, part_bytes = torch.get_num_threads(), self._part * self._panel_bytes
             scratch = getattr(_own, "scratch", None)
             if scratch is None or scratch.numel() < threads * part_bytes:
                 scratch = _own.scratch = torch.empty(threads * part_bytes, dtype=torch.uint8)
-            if self._launch(x, y, starts, place.offset, place.file, scratch.data_ptr(), threads) and place.is_intact():
+            if launch(place.offset, place.file, scratch.data_ptr(), threads) and place.is_intact():
                 return y
-        self._launch(x, y, starts, weight.tensor.data_ptr())
+        launch(weight.tensor.data_ptr())
         return y
-
-    def _launch(
-        self,
-        x: Tensor,
-        y: Tensor,
-        starts: Tensor | None,
-        weight: int,
-        file: int = -1,
-        scratch: int = 0,
-        threads: int = 0,
-    ) -> bool:
-        """See `_multiply`. Returns whether the whole weight was there."""
-        arguments = _multiply(
-            tokens=x.shape[0],
-            inputs=self.in_features,
-            panels=self._panels,
-            part=self._part,
-            panel_bytes=self._panel_bytes,
-            x=x.data_ptr(),
-            x_bytes=x.stride(-2) * x.itemsize,
-            out=y.data_ptr(),
-            weight=weight,
-            experts=self._experts,
-            starts=starts,
-            file=file,
-            scratch=scratch,
-            threads=threads,
-            element=self._element,
-            from_file=threads > 0,
-            grouped=starts is not None,
-        )
-        return not arguments.short
 
 
 def make_panels(
