@@ -283,15 +283,11 @@ class BoundaryActions:
                 index = np.fromiter(positions_of(step.runs), np.int64) - row.first
                 self._indices[row, step.runs] = put(index)
 
-    def enter(self, row: Row, hidden: Tensor) -> None:
-        """Put the residual stream in place with which the row's pass goes on."""
+    def enter(self, row: Row, found: Tensor, *, at_point: bool = False) -> None:
+        """Put in place what the row's pass goes on with: the residual stream, or `at_point` what stands there."""
         checkpoint = row.sequence.checkpoint
         assert checkpoint is not None
-        self._load(row, checkpoint.base if checkpoint.is_inside else checkpoint.hidden, hidden)
-
-    def _load(self, row: Row, kept: StoredTensor | None, found: Tensor) -> None:
-        checkpoint = row.sequence.checkpoint
-        assert checkpoint is not None
+        kept = checkpoint.base if checkpoint.is_inside and not at_point else checkpoint.hidden
         assert isinstance(kept, HostTensor)
         began = time.perf_counter()
         kept.load(found, row.first - checkpoint.first)
@@ -329,8 +325,7 @@ class BoundaryActions:
                     read = activation(chosen.float(), encoder, feature, self._get)
                     self._active[row, step.runs, step.edit.digest()] = read
                 case LoadCheckpoint():
-                    assert row.sequence.checkpoint is not None
-                    self._load(row, row.sequence.checkpoint.hidden, found)
+                    self.enter(row, found, at_point=True)
 
     def hold(self, row: Row, found: Tensor) -> None:
         """Save what stands at a point inside a layer, where the row pauses."""

@@ -164,29 +164,21 @@ class FixedBatch:
 
     def fill(self, token_ids: Tensor, batch: Batch, rows: int) -> None:
         """Copy a step of one token a row in, behind what the device does now. The rest of `rows` becomes padding."""
+        count = len(token_ids)
         if self._columns.is_cuda:
             from app.gpu.models.triton_elementwise import fill_inputs  # a CPU needs nothing of Triton
 
             fill_inputs(token_ids, batch, self._columns, self._contexts, self.placed[0][1], rows)
-            self._place(batch.others, slice(len(token_ids), rows))
-            return
-        count = len(token_ids)
-        given = (token_ids, batch.positions, batch.slot_blocks, batch.slot_offsets)
-        for column, values in enumerate(given):
-            self._columns[column, :count].copy_(values)
-        self._contexts[:count].copy_(batch.contexts)
-        self.placed[0][1][:count, : batch.block_tables.shape[1]].copy_(batch.block_tables)
-        self._place(batch.others, slice(0))
-        if count < rows:
+        else:
+            for column, values in enumerate((token_ids, batch.positions, batch.slot_blocks, batch.slot_offsets)):
+                self._columns[column, :count].copy_(values)
+            self._contexts[:count].copy_(batch.contexts)
+            self.placed[0][1][:count, : batch.block_tables.shape[1]].copy_(batch.block_tables)
             self.clear(slice(count, rows))
-
-    def _place(self, others: Sequence[tuple[Tensor, Tensor]], padding: slice) -> None:
-        """Copy the places of a step of one token a row in, of all groups but the first, and make `padding` of rows."""
-        for (slots, tables), (given, table) in zip(self.placed[1:], others, strict=True):
-            count, width = table.shape
+        for (slots, tables), (given, table) in zip(self.placed[1:], batch.others, strict=True):
             slots[:count].copy_(given)
-            tables[:count, :width].copy_(table)
-            slots[padding], tables[padding, 0] = -1, 0
+            tables[:count, : table.shape[1]].copy_(table)
+            slots[count:rows], tables[count:rows, 0] = -1, 0
 
     def clear(self, rows: Places) -> None:
         """Make padding of these rows, until they are filled again."""

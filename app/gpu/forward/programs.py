@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 from weakref import finalize
 
 import torch
@@ -70,25 +70,19 @@ class Arena:
         return torch.frombuffer(owner, dtype=torch.uint8)[:nbytes]
 
 
-class Stretch(NamedTuple):
-    """The memory of a tensor that is not kept: the arena may give it to others."""
+def memory_of(tensor: Tensor) -> Callable[[int], Tensor]:
+    """What is in the memory of so many first tokens of `tensor` `[tokens, ...]` when it is asked for. It is not kept:
+    the arena may give its memory to others.
+    """
+    address, sizes, strides, dtype = tensor.data_ptr(), tensor.shape[1:], tensor.stride(), tensor.dtype
 
-    address: int
-    shape: torch.Size
-    strides: tuple[int, ...]
-    dtype: torch.dtype
+    def first(tokens: int) -> Tensor:
+        shape = (tokens, *sizes)
+        count = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+        memory = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(address)
+        return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides)
 
-    @classmethod
-    def of(cls, tensor: Tensor) -> Self:
-        """That of `tensor` `[tokens, ...]`."""
-        return cls(tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-
-    def first(self, tokens: int) -> Tensor:
-        """What is there now of the first tokens."""
-        shape = (tokens, *self.shape[1:])
-        count = 1 + sum((size - 1) * stride for size, stride in zip(shape, self.strides, strict=True))
-        memory = (ctypes.c_uint8 * (count * self.dtype.itemsize)).from_address(self.address)
-        return torch.frombuffer(memory, dtype=self.dtype).as_strided(shape, self.strides)
+    return first
 
 
 class Mark(NamedTuple):
@@ -117,17 +111,13 @@ class Marks:
         """The layer's input is no point inside it."""
 
     def __call__(self, point: Point, x: Tensor, order: Tensor | None = None) -> None:
-        here = Stretch.of(x)
-        self._note(point, lambda taps, tokens, batch: taps(point, here.first(tokens), order))
+        here = memory_of(x)
+        self._note(point, lambda taps, tokens, batch: taps(point, here(tokens), order))
 
     def experts(self, ids: Tensor, weights: Tensor, count: int) -> None:
         """As `Taps` has it."""
-        visited, shares = Stretch.of(ids), Stretch.of(weights)
-
-        def tell(taps: Taps, tokens: int, _batch: Batch) -> None:
-            taps.experts(visited.first(tokens), shares.first(tokens), count)
-
-        self._note(Point.EXPERTS, tell)
+        visited, shares = memory_of(ids), memory_of(weights)
+        self._note(Point.EXPERTS, lambda taps, tokens, batch: taps.experts(visited(tokens), shares(tokens), count))
 
     def state(self, read: Callable[[Tensor], Tensor], states: Tensor) -> None:
         """As `Taps` has it, of the batch of the run."""
@@ -140,8 +130,8 @@ class Marks:
 
     def pattern(self, query: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec) -> None:
         """As `Taps` has it, of the batch of the run."""
-        here = Stretch.of(query)
-        self._note(Point.PATTERN, lambda taps, tokens, batch: taps.pattern(here.first(tokens), kv, batch, spec))
+        here = memory_of(query)
+        self._note(Point.PATTERN, lambda taps, tokens, batch: taps.pattern(here(tokens), kv, batch, spec))
 
     def _note(self, point: Point, tell: Callable[[Taps, int, Batch], None]) -> None:
         self.found.append(Mark(len(self._launches), point, tell))
@@ -168,7 +158,7 @@ class Recording(TorchDispatchMode):
     def mark_boundary(self, hidden: Tensor) -> None:
         """What is recorded next is another layer, which reads `hidden` `[tokens, hidden_size]`."""
         self.starts.append(len(self.launches))
-        self.hidden.append(Stretch.of(hidden).first(len(hidden)))
+        self.hidden.append(memory_of(hidden)(len(hidden)))
 
     @contextmanager
     def within(self, arena: Arena) -> Iterator[None]:
