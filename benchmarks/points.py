@@ -31,8 +31,8 @@ import torch
 from rich.console import Console
 
 from app.gpu.device.hardware import zeroed
+from app.gpu.kernels.attention import attention_pattern
 from app.gpu.kernels.attention.base import AttentionSpec
-from app.gpu.kernels.attention.pattern import attention_pattern
 from benchmarks.command import bind_to_cores, exit_status, make_parser
 from benchmarks.measuring import middle_half
 from benchmarks.record import Run, write_run

@@ -12,8 +12,8 @@ from torch import Tensor
 from app.domain.points import BETWEEN, Point
 from app.domain.positions import clip_runs, positions_of
 from app.gpu.forward.boundary import BoundaryActions
+from app.gpu.kernels.attention import attention_pattern
 from app.gpu.kernels.attention.base import AttentionSpec, Batch
-from app.gpu.kernels.attention.pattern import attention_pattern
 from app.gpu.state.paths import Record
 from app.gpu.state.segments import Row, find_alike
 

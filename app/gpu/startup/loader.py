@@ -18,8 +18,8 @@ from app.gpu.device.hardware import PROGRESS_SECONDS, choose_kv_dtype, dtype_nam
 from app.gpu.engine import Engine, Progress
 from app.gpu.forward.forward import Runner
 from app.gpu.forward.graphs import CudaRecorder, Graphs, layer_by_layer, run_piece
+from app.gpu.kernels.attention import attention_pattern
 from app.gpu.kernels.attention.base import AttentionSpec, Batch, make_batch, require_rows
-from app.gpu.kernels.attention.pattern import attention_pattern
 from app.gpu.kernels.cpu import release_threads, telling_of_compilation
 from app.gpu.kernels.linear import linear_maker
 from app.gpu.kernels.linear.base import MatmulPrecision

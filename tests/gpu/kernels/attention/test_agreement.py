@@ -12,9 +12,9 @@ from hypothesis import given
 from torch import Tensor, nn
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
+from app.gpu.kernels.attention import attention_pattern, pattern_by_operators
 from app.gpu.kernels.attention.base import AttentionSpec, from_rows, make_batch
 from app.gpu.kernels.attention.cpu import PagedCpuAttention, store
-from app.gpu.kernels.attention.pattern import attention_pattern, pattern_by_operators
 from tests.gpu.kernels.attention.drawing import (
     CUDA,
     DEVICES,
