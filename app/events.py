@@ -44,7 +44,7 @@ KEPT, KEPT_BYTES = 1024, 1 << 20
 READ_AT_ONCE = 64
 """Most events that a reader gets in one piece."""
 GATHER_S = 0.1
-"""From the first news to the piece that tells of them: each wakes the reader and this server, on cores that compute."""
+"""How long a reader waits after the first news, to get more in one piece: each takes time from cores that compute."""
 
 
 class Channel:

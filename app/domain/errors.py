@@ -118,8 +118,8 @@ class TurnCancelled(WrongState):
 
     headers = MappingProxyType({"X-Should-Retry": "false"})
 
-    def __init__(self) -> None:
-        super().__init__("the turn was cancelled")
+    def __init__(self, what: str = "turn") -> None:
+        super().__init__(f"the {what} was cancelled")
 
 
 class KeyReused(DjinnError, status=422, code="idempotency_key_reused"):

@@ -122,8 +122,8 @@ async def compute(
         end = await registry.turns.start(session, asked, cleanup).read()
     if isinstance(end, TurnFinished) and end.reason is FinishReason.CANCELLED:
         if registry.table.draining:
-            raise Draining("the server is shutting down; the turn was cancelled")
-        raise TurnCancelled
+            raise Draining("the server is shutting down; the computation was cancelled")
+        raise TurnCancelled("computation")
 
 
 async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -341,10 +341,8 @@ class JournalStore:
             return
         if theirs is None:
             raise self._damaged("it lacks the model of its sessions")
-        held, sizes = (
-            f"{counted(sessions, 'session')} and {counted(uploads, 'upload')}",
-            "vocabulary {1}, {2} layers of {3}",
-        )
+        held = f"{counted(sessions, 'session')} and {counted(uploads, 'upload')}"
+        sizes = "vocabulary {1}, {2} layers of {3}"
         raise refusals.refusal(
             f"the {held} in {self._path.parent} are those of model {theirs[0]!r} ({sizes.format(*theirs)}), not of "
             f"{ours[0]!r} ({sizes.format(*ours)}); serve that model, or name another folder with --state-dir"

@@ -174,6 +174,7 @@ def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
             with path.open("rb") as file:
                 header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             for name in header.keys() - {"__metadata__"}:
+                _, _ = header[name]["data_offsets"]
                 shapes[name] = tuple(map(operator.index, header[name]["shape"]))
         except DAMAGED as error:
             raise BrokenModel(f"cannot read {path}: {error}", param="model") from error

@@ -57,7 +57,7 @@ async def create_chat_completion(request: Request, body: ChatBody, call: ApiCall
     prompt = await services.side_work.run(
         call.owner,
         chat_prompt,
-        (message.for_template() for message in body.messages),  # there, not here
+        (message.for_template() for message in body.messages),  # read on the worker thread
         services.tokens,
         support,
         use.tools,

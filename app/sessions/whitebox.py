@@ -246,9 +246,19 @@ class Whitebox:
     ) -> Attribution:
         """What is kept at a position as parts of the difference of two tokens' logits. Raises `FieldOutOfRange`."""
         make = partial(Attribute, session=session.id, positions=positions, tokens=tokens, neurons=neurons)
-        async with self._looking[session.owner, "attribution"]:
+        async with self._look(session):
             found: Attribution = await self._executor.call(make)
         return found
+
+    @asynccontextmanager
+    async def _look(self, session: Session) -> AsyncIterator[None]:
+        """The block is the tenant's turn to look. The engine then lets go of the session's map, which ends its look."""
+        async with self._looking[session.owner, "map"]:
+            try:
+                yield
+            finally:
+                if session.state is not SessionState.CLOSED and self._executor.failure is None:
+                    self._executor.post(lambda ticket: CloseMap(ticket, session.id))
 
     @asynccontextmanager
     async def _map(
@@ -261,11 +271,5 @@ class Whitebox:
     ) -> AsyncIterator[ActivationMap]:
         """A map that the engine holds on to for the block. Each tenant has one at a time."""
         other = None if beside is None else beside.id
-        async with self._looking[session.owner, "map"]:
-            try:
-                yield await self._executor.call(
-                    lambda ticket: OpenMap(ticket, session.id, positions, layers, point, other)
-                )
-            finally:
-                if session.state is not SessionState.CLOSED and self._executor.failure is None:
-                    self._executor.post(lambda ticket: CloseMap(ticket, session.id))
+        async with self._look(session):
+            yield await self._executor.call(lambda ticket: OpenMap(ticket, session.id, positions, layers, point, other))

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 BUG_MESSAGE = "internal error; the server's log has the details"
 LONG_WORD = re.compile(r"(\S{100})\S+")
-MARKS = {code: mark for code, mark in CONTROL.items() if chr(code) not in "\n\t"}
+MARKS = {code: mark for code, mark in CONTROL.items() if chr(code) not in "\r\n\t"}
 LONGEST_TEXT = 1000
 """Characters of an error's message: a client's own input can be in it."""
 

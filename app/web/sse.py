@@ -91,3 +91,5 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
         for task in (working, watching):
             task.cancel()
         await asyncio.wait({working, watching})
+        if not working.cancelled():
+            working.exception()  # of a cleanup that fails nobody else hears

@@ -14,7 +14,7 @@ from app.domain.breakpoints import ALL
 from app.domain.errors import EngineError, WrongState
 from app.domain.values import SessionId, Ticket
 from app.gpu.commands.whitebox import MOST_SAVED_S, SHARE, Gaps
-from app.messages import CloseMap, Command, MapLens, OpenMap, ReadNorms
+from app.messages import Attribute, CloseMap, Command, MapLens, OpenMap, ReadNorms
 from app.sessions import registry
 from app.sessions.keeper import SessionKeeper
 from app.sessions.registry import MemoryReads
@@ -52,8 +52,9 @@ class Engine:
                 await asyncio.sleep(0)
                 self.open.remove(command.session)
                 return lambda: ActivationNorms(found, (), None)
-            case MapLens():
+            case MapLens() | Attribute():
                 self.sessions.append(command.session)
+                self.open.add(command.session)
                 self.looks.set()
                 if self.hangs:
                     await asyncio.Event().wait()
@@ -174,11 +175,15 @@ async def test_a_tenant_has_one_map_at_a_time() -> None:
     assert engine.most_open == 1
 
 
-async def test_who_leaves_has_its_map_closed() -> None:
+@pytest.mark.parametrize("is_map", [True, False])
+async def test_who_leaves_has_its_map_closed(is_map: bool) -> None:
     engine = Engine()
     engine.hangs = True
     maps = maps_of(engine)
-    reading = asyncio.create_task(maps.lens_map(session("a"), ALL, None, LensAsk(1)))
+    look = (
+        maps.lens_map(session("a"), ALL, None, LensAsk(1)) if is_map else maps.attribution(session("a"), ALL, (1, 2), 3)
+    )
+    reading = asyncio.create_task(look)
     await asyncio.wait_for(engine.looks.wait(), 10)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):

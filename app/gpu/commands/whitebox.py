@@ -225,21 +225,25 @@ class Whitebox:
     def _map_lens(self, sequence: TokenSequence, command: messages.MapLens) -> Generator[None, None, LensRows]:
         """The same for the session's map. Raises `WrongState` if none is open."""
         cells = _open_map(sequence)
-        parts = self._runner.look(cells, command.ask, sequence.map_ends, sequence.map_beside)
-        return self.gaps.do(parts, lambda: sequence.map is cells and not sequence.closed)
+        return self._while_open(sequence, self._runner.look(cells, command.ask, sequence.map_ends, sequence.map_beside))
 
     def _read_features(
         self, sequence: TokenSequence, command: messages.ReadFeatures
     ) -> Generator[None, None, FeatureRows]:
         """What a dictionary makes of the session's map. Raises `WrongState` if none is open, `NotFound`."""
-        cells = _open_map(sequence)
-        parts = self._runner.features(cells, command)
+        return self._while_open(sequence, self._runner.features(_open_map(sequence), command))
+
+    def _while_open(self, sequence: TokenSequence, parts: Generator[None, None, T]) -> Generator[None, None, T]:
+        """A look at the session's map, which ends with it."""
+        cells = sequence.map
         return self.gaps.do(parts, lambda: sequence.map is cells and not sequence.closed)
 
     def _read_attribution(
         self, sequence: TokenSequence, command: messages.Attribute
     ) -> Generator[None, None, Attribution]:
-        """What is kept at one position as parts of a difference of logits. Raises `FieldOutOfRange`."""
+        """What is kept at one position as parts of a difference of logits. Until it is told, that is the session's map.
+        Raises `FieldOutOfRange`.
+        """
         last = self._num_layers - 1
         cells, _ = _map(sequence, command.positions, (last,))
         if len(cells) != 1:
@@ -253,8 +257,9 @@ class Whitebox:
         streams = [point is Point.RESID_POST for _, point in kept]
         units = [(cell, point, sequence.adapter) for point in WRITING for cell in _map(sequence, at, None, point)[0]]
         units.sort(key=lambda each: place_of(each[0][0], each[1]))
-        work = self._runner.attribute([cell for cell, _ in kept], streams, units, command)
-        values, total, found = yield from self.gaps.do(work, lambda: not sequence.closed)
+        sequence.map = [cell for cell, _ in kept]
+        work = self._runner.attribute(sequence.map, streams, units, command)
+        values, total, found = yield from self._while_open(sequence, work)
         parts = tuple((cell[0], point, value) for (cell, point), value in zip(kept, values, strict=True))
         inner = tuple((cell[0], point, each) for (cell, point, _), each in zip(units, found, strict=True))
         return Attribution(at.first, parts, total, inner)
