@@ -38,6 +38,7 @@ from app.gpu.kernels.attention.base import Batch
 from app.gpu.sampling import triton_draw
 from app.gpu.startup.loader import build_engine
 from app.gpu.startup.weights import LoadedModel
+from app.gpu.state.checkpoints import InParts
 from app.gpu.state.layer_state import LayerState, TokenState
 from app.messages import Arm, Done, Event, Inspect, Open, Submit, Token
 from app.model_store.resolve import resolve
@@ -143,8 +144,8 @@ class NullStack:
     def unembed(self, normed: Tensor) -> Tensor:
         return torch.ones(len(normed), self.vocab_size)
 
-    def toward(self, token_id: int) -> Tensor:
-        return torch.ones(self.hidden_size)
+    def toward(self, token_id: int) -> InParts[Tensor]:
+        raise NotImplementedError
 
     def written(self, *_: Any, **__: Any) -> Tensor | None:
         return None

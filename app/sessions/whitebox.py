@@ -49,7 +49,7 @@ from app.sessions.session import Session
 
 MAX_BREAKPOINTS = 64
 MAX_LENS_POSITIONS = 64
-"""In one call."""
+"""In one call, which is one answer."""
 
 
 class Whitebox:

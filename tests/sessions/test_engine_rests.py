@@ -112,15 +112,17 @@ def test_looks_leave_steps_most_of_the_time_and_share_the_rest(clock: Clock) -> 
     assert most <= MOST_SAVED_S + 2 * part_s
 
 
-def test_looks_that_end_soon_owe_what_they_take(clock: Clock) -> None:
-    gaps, began = Gaps(), clock.now
-    for _ in range(50):
-        look = gaps.do(clock.parts(1, 0.05), lambda: True)
+@pytest.mark.parametrize("is_one", [True, False])
+def test_looks_owe_what_long_parts_take(clock: Clock, is_one: bool) -> None:
+    """Many looks of one part, or one of many."""
+    gaps, parts, part_s = Gaps(), 10, 0.5
+    for _ in range(1 if is_one else parts):
+        look = gaps.do(clock.parts(parts if is_one else 1, part_s), lambda: True)
         gaps.open(is_busy=True)
         while next(look, "done") != "done":
-            clock.now += 0.01
+            clock.now += 0.02
             gaps.open(is_busy=True)
-    assert SHARE * (clock.now - began) + MOST_SAVED_S + 0.05 >= 50 * 0.05
+    assert 0.7 < parts * part_s / (SHARE * clock.now) < 1.3
 
 
 def test_a_look_goes_on_while_there_are_no_steps(clock: Clock) -> None:

@@ -6,13 +6,13 @@ import math
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from app import messages
 from app.domain.activations import (
@@ -35,12 +35,10 @@ from app.domain.points import STREAM, Point, names_of, place_of
 from app.domain.positions import runs_of
 from app.gpu.kv.placement import Placement
 from app.gpu.planning.turns import Match
-from app.gpu.state.checkpoints import Captured, Cell, Checkpoint, Rows, StoredTensor, join_cells, kept_rows
+from app.gpu.state.checkpoints import Captured, Cell, Checkpoint, InParts, Rows, StoredTensor, T, join_cells, kept_rows
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.paths import Span
 from app.gpu.state.sequence import ActivationRoom, TokenSequence, TurnState
-
-T = TypeVar("T")
 
 Handler = Callable[[TokenSequence, Any], object]
 """Carries out a command on its session; returns what `Done` answers."""
@@ -78,17 +76,17 @@ class Looks(Protocol):
         ask: LensAsk,
         ends: Mapping[int, Cell] = ...,
         beside: Mapping[tuple[int, int], Cell] | None = ...,
-    ) -> Generator[None, None, LensRows]: ...
+    ) -> InParts[LensRows]: ...
 
     def mean(self, parts: Sequence[Rows], normed: bool) -> Callable[[], TensorData]: ...
 
     def logits(self, parts: Sequence[Rows], token_ids: tuple[int, ...] | None) -> Callable[[], TensorData]: ...
 
-    def features(self, cells: Sequence[Cell], asked: messages.ReadFeatures) -> Generator[None, None, FeatureRows]: ...
+    def features(self, cells: Sequence[Cell], asked: messages.ReadFeatures) -> InParts[FeatureRows]: ...
 
     def attribute(
         self, cells: Sequence[Cell], streams: Sequence[bool], units: Sequence[Unit], asked: messages.Attribute
-    ) -> Generator[None, None, tuple[list[float], float, list[tuple[tuple[int, float], ...]]]]: ...
+    ) -> InParts[tuple[list[float], float, list[tuple[tuple[int, float], ...]]]]: ...
 
     def store(self, tensor: TensorData) -> StoredTensor: ...
 
@@ -107,8 +105,10 @@ class Gaps:
     def __init__(self) -> None:
         self.looks = 0
         """Those that are not done yet."""
-        self._saved_s = self._each_s = 0.0
-        """What all looks together may take, below zero after a long part; and each of them before the next step."""
+        self._saved_s = 0.0
+        """What all looks together may take. It is below zero after a long part."""
+        self._each_s = 0.0
+        """What each of them may take before the next step."""
         self._opened_at = -math.inf
 
     def open(self, *, is_busy: bool) -> None:
@@ -120,17 +120,20 @@ class Gaps:
             self._saved_s = max(AT_ONCE_S, self._saved_s)
         self._each_s = self._saved_s / max(1, self.looks)
 
-    def do(self, parts: Generator[None, None, T], is_wanted: Callable[[], bool]) -> Generator[None, None, T]:
-        """The result of all parts. Yields where a gap ends. Raises `WrongState` once nobody wants it."""
+    def do(self, parts: InParts[T], is_wanted: Callable[[], bool]) -> InParts[T]:
+        """The result of all parts. Yields where a gap ends or the device is waited for. Raises `WrongState` once nobody
+        wants it.
+        """
         self.looks += 1
         left_s = 0.0
         try:
             while is_wanted():
-                left_s = min(left_s, 0.0) + min(self._each_s, self._saved_s)
+                left_s = min(left_s, 0.0) + max(0.0, min(self._each_s, self._saved_s))
                 while left_s > 0:
                     began = time.perf_counter()
                     try:
-                        next(parts)
+                        if next(parts):
+                            break
                     except StopIteration as end:
                         found: T = end.value
                         return found
@@ -138,7 +141,7 @@ class Gaps:
                         took_s = time.perf_counter() - began
                         left_s -= took_s
                         self._saved_s -= took_s
-                yield
+                yield None
         finally:
             self.looks -= 1
         raise WrongState("the session or its map has been closed meanwhile")
@@ -186,7 +189,7 @@ class Whitebox:
         hidden, rows = self._runner.store(above.hidden), above.hidden.shape[0]
         return Checkpoint(above.layer, above.first, rows, hidden, Pass.PREFILL, None, time.time())
 
-    def _lens(self, sequence: TokenSequence, command: messages.Lens) -> Generator[None, None, LensRows]:
+    def _lens(self, sequence: TokenSequence, command: messages.Lens) -> InParts[LensRows]:
         """The most likely tokens at some positions of the checkpoint. Raises `WrongState`, `FieldOutOfRange`."""
         _, checkpoint = _paused(sequence)
         if checkpoint.point not in STREAM:
@@ -222,25 +225,21 @@ class Whitebox:
             }
         return found
 
-    def _map_lens(self, sequence: TokenSequence, command: messages.MapLens) -> Generator[None, None, LensRows]:
+    def _map_lens(self, sequence: TokenSequence, command: messages.MapLens) -> InParts[LensRows]:
         """The same for the session's map. Raises `WrongState` if none is open."""
         cells = _open_map(sequence)
         return self._while_open(sequence, self._runner.look(cells, command.ask, sequence.map_ends, sequence.map_beside))
 
-    def _read_features(
-        self, sequence: TokenSequence, command: messages.ReadFeatures
-    ) -> Generator[None, None, FeatureRows]:
+    def _read_features(self, sequence: TokenSequence, command: messages.ReadFeatures) -> InParts[FeatureRows]:
         """What a dictionary makes of the session's map. Raises `WrongState` if none is open, `NotFound`."""
         return self._while_open(sequence, self._runner.features(_open_map(sequence), command))
 
-    def _while_open(self, sequence: TokenSequence, parts: Generator[None, None, T]) -> Generator[None, None, T]:
+    def _while_open(self, sequence: TokenSequence, parts: InParts[T]) -> InParts[T]:
         """A look at the session's map, which ends with it."""
         cells = sequence.map
         return self.gaps.do(parts, lambda: sequence.map is cells and not sequence.closed)
 
-    def _read_attribution(
-        self, sequence: TokenSequence, command: messages.Attribute
-    ) -> Generator[None, None, Attribution]:
+    def _read_attribution(self, sequence: TokenSequence, command: messages.Attribute) -> InParts[Attribution]:
         """What is kept at one position as parts of a difference of logits. Until it is told, that is the session's map.
         Raises `FieldOutOfRange`.
         """

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from app.domain.activations import FeatureRows, LensAsk, LensRows
 from app.domain.breakpoints import Intervention, TensorData
-from app.domain.errors import FieldOutOfRange
+from app.domain.errors import AdapterMissing, FieldOutOfRange
 from app.domain.memory_map import StepCounts
 from app.domain.points import Point
 from app.gpu.device.hardware import is_out_of_memory
@@ -32,10 +32,10 @@ from app.gpu.forward.uploads import LoadedUploads, activations, translated
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.kv.pools import KVPool
 from app.gpu.models.adapters import Additions
-from app.gpu.models.base import InParts, LayerStack
+from app.gpu.models.base import LayerStack
 from app.gpu.sampling import SampleRequest
 from app.gpu.sampling.sampler import log_probabilities
-from app.gpu.state.checkpoints import Cell, Rows, join_cells
+from app.gpu.state.checkpoints import Cell, InParts, Rows, join_cells
 from app.gpu.state.paths import LoadCheckpoint, PassPlan
 from app.gpu.state.segments import (
     GROW_AFTER,
@@ -58,8 +58,8 @@ class StatesLost(Exception):
     """A step ran out of memory after its layers may have folded tokens into the states of some rows."""
 
 
-MOST_NEURONS = 2048
-"""Of a layer that are attributed: those that fire most."""
+MOST_NEURONS, UNITS_AT_ONCE = 2048, 32
+"""Of a layer that are attributed: those that fire most, and so many in a part of the work."""
 
 
 LOOKED_AT_IN_PARTS, LOOKED_AT_ONCE = 8, 32
@@ -129,14 +129,14 @@ class Runner:
             if ask.chosen:
                 ranks = torch.stack([(said > said[:, token, None]).sum(-1) for token in ask.chosen], 1)
             ranks = download.fetch(ranks)
-            yield
+            yield None
             kept = [row for row, (_, position, *_) in enumerate(some) if ask.measures and position in ends]
             if kept:
                 last = yield from self._head([ends[some[row][1]] for row in kept])
                 gaps = download.fetch(divergence(log_probabilities(last), said[kept]))
             if ask.measures:
                 entropies = download.fetch(-(said.exp() * said).nan_to_num(0.0).sum(-1))
-                yield
+                yield None
             paired = [row for row, cell in enumerate(some) if cell[:2] in (beside or ())]
             if paired:
                 there = yield from self._said([(beside or {})[some[row][:2]] for row in paired], ask)
@@ -147,7 +147,7 @@ class Runner:
                 apart = download.fetch(divergence(here, there))
             done = download.finish()
             while not done.query():
-                yield
+                yield True
             rows += map(_pairs, ids.tolist(), values.tolist())
             chosen += map(_pairs, ranks.long().tolist(), logprobs.tolist())
             if ask.measures:
@@ -160,7 +160,7 @@ class Runner:
                     for row, number, pair in zip(paired, apart.tolist(), pairs, strict=True):
                         told[row] = number, pair
                 others += told
-            yield
+            yield None
         return LensRows(tuple(rows), chosen=tuple(chosen), measures=tuple(measures), others=tuple(others))
 
     def _said(self, cells: Sequence[Cell], ask: LensAsk) -> InParts[Tensor]:
@@ -224,11 +224,11 @@ class Runner:
             values, ids = download.fetch(best.values), download.fetch(best.indices)
             wanted, done = download.fetch(found[:, list(asked.chosen)]), download.finish()
             while not done.query():
-                yield
+                yield True
             pairs = zip(ids.tolist(), values.tolist(), strict=True)
             rows += [tuple((i, value) for i, value in zip(*row, strict=True) if value > 0) for row in pairs]
             chosen += map(tuple, wanted.tolist())
-            yield
+            yield None
         return FeatureRows(tuple(rows), tuple(chosen))
 
     @torch.inference_mode()
@@ -239,8 +239,8 @@ class Runner:
         each cell adds to the logit of the first token less that of the second, with the final norm's scale held, and
         the whole difference. Of `streams` it is what each has more than the one before. The last cell is the stream
         after the last layer. Of `units` it is what each head adds, or each of the most important neurons, by number. A
-        cap of logits makes parts approximate. Raises `FieldOutOfRange` for units whose layer does
-        more with them than to multiply.
+        cap of logits makes parts approximate. Waits for the device. Raises `FieldOutOfRange` for units whose layer does
+        more with them than to multiply, and `AdapterMissing`.
         """
         stack, rows = self.stack, self._load(join_cells(cells)).float()
         parts, before = rows.clone(), torch.zeros_like(rows[0])
@@ -256,18 +256,19 @@ class Runner:
         scaled = gain * (before - before.mean() if takes_mean else before)
         held = ((told[3] - shift) @ scaled) / (scaled @ scaled)
         first, second = asked.tokens
-        toward = held * gain * (stack.toward(first) - stack.toward(second))
+        difference = yield from stack.toward(first)
+        difference = difference - (yield from stack.toward(second))
+        toward = held * gain * difference
         toward = toward - toward.mean() if takes_mean else toward
         logits = stack.unembed(told[3:].to(stack.dtype))[0]
         inner = list[tuple[tuple[int, float], ...]]()
         for unit in units:
-            yield
-            inner.append(self._units(*unit, toward, asked.neurons))
+            inner.append((yield from self._units(*unit, toward, asked.neurons)))
         return (parts @ toward).tolist(), float(logits[first] - logits[second]), inner
 
     def _units(
         self, cell: Cell, point: Point, adapter: str, toward: Tensor, neurons: int
-    ) -> tuple[tuple[int, float], ...]:
+    ) -> InParts[tuple[tuple[int, float], ...]]:
         """What the heads of `z`, or neurons, write along `toward` `[hidden_size]` float32, by number."""
         layer, shape = cell[0], self.stack.points[point][cell[0]]
         assert shape is not None
@@ -275,6 +276,8 @@ class Runner:
         numbers = torch.arange(count, device=stands.device)
         if point is Point.MLP_POST:  # each by itself is a product with the whole matrix: those that hardly fire are not
             numbers = stands.float().abs().topk(min(MOST_NEURONS, len(stands))).indices
+        if adapter and adapter not in self._adapters:
+            raise AdapterMissing(f"the session's adapter, {adapter[:12]}, has been unloaded meanwhile")
         added, found = [(self._adapters[adapter], slice(None))] if adapter else [], list[Tensor]()
         nothing = self.stack.written(layer, point, torch.zeros_like(stands)[None], stands, added)
         if nothing is None:
@@ -283,7 +286,8 @@ class Runner:
                 "Transformers' modules: delete these captures",
                 param="positions",
             )
-        for some in numbers.split(256):
+        for some in numbers.split(UNITS_AT_ONCE):
+            yield None
             alone = torch.zeros(len(some), count, len(stands) // count, dtype=stands.dtype, device=stands.device)
             if point is Point.MLP_POST:
                 alone = alone.view(len(some), -1).scatter_(1, some[:, None], stands[some][:, None])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,16 +12,12 @@ from torch import Tensor
 from app.domain.errors import FieldOutOfRange
 from app.domain.points import Point, Points
 from app.gpu.kernels.attention.base import Batch
+from app.gpu.state.checkpoints import InParts, T
 from app.gpu.state.layer_state import LayerState, state_bytes
 from app.model_store.saved import Config
 
-T = TypeVar("T")
-
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
 """Relative L2 error of the logits that rounding may cause; a misread architecture or a wrong graph is far above it."""
-InParts = Generator[None, None, T]
-"""Work that stops after each short part, so that others may use the device. It returns its result."""
-
 _LENGTH_DEPENDENT = {"dynamic", "longrope"}
 
 
@@ -76,7 +72,7 @@ class LayerStack(Protocol):
         """What `head` makes of the result of `normed`."""
         ...
 
-    def toward(self, token_id: int) -> Tensor:
+    def toward(self, token_id: int) -> InParts[Tensor]:
         """The direction of the logit of a token, before any cap: the products of `normed`'s result with it. Float32
         `[hidden_size]`. Raises `FieldOutOfRange` where only all ranks together have it.
         """

@@ -115,7 +115,7 @@ def _both(
 
 
 def _hold_rates(parts: Parts, module: str, heads: int) -> tuple[Weight, Weight]:
-    """How fast each head forgets, float32, and what is added to what says how much of that."""
+    """The rate of each head's decay, float32, and the bias of its steps: see `recur`."""
     return parts.bundle.hold(parts.source.take(f"{module}.A_log", (heads,)).float().exp()), parts.hold(
         f"{module}.dt_bias", heads
     )

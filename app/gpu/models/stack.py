@@ -21,7 +21,7 @@ from app.domain.points import Point, Points, around_layers
 from app.gpu.kernels.attention.base import Attention, Batch
 from app.gpu.kernels.linear.base import WHOLE, Linear, Matrix, Shard, split, stored_rows
 from app.gpu.models.adapters import Sites
-from app.gpu.models.base import InParts, finish
+from app.gpu.models.base import finish
 from app.gpu.models.elementwise import softcap_
 from app.gpu.models.layers import (
     DecoderLayer,
@@ -36,6 +36,7 @@ from app.gpu.models.layers import (
 )
 from app.gpu.models.parts import Layer, Parts, Writer
 from app.gpu.models.variants import VARIANTS, read
+from app.gpu.state.checkpoints import InParts
 from app.gpu.state.layer_state import FoldState, LayerState, attention_state, state_bytes
 from app.gpu.weights.bundles import ResidentWeights, Weights
 from app.gpu.weights.source import WeightSource, take_output_weight
@@ -145,23 +146,23 @@ class OwnStack:
             begin, end = end, end + chunk.out_features
             with self._weights.using(index):
                 logits[:, begin:end] = chunk(normed)
-            yield
+            yield None
         if self._logit_scale != 1:
             logits.mul_(self._logit_scale)
         if self._logit_cap is not None:
             softcap_(logits, self._logit_cap)
         return self._shard.beside(logits, self.vocab_size)
 
-    def toward(self, token_id: int) -> Tensor:
-        each, first = torch.eye(self.hidden_size, dtype=self.dtype, device=self.device), 0
+    def toward(self, token_id: int) -> InParts[Tensor]:
+        each, begin, found = torch.eye(self.hidden_size, dtype=self.dtype, device=self.device), 0, list[Tensor]()
         for index, chunk in enumerate(self._output, self.num_layers + 1):
-            if token_id < first + chunk.out_features:
-                with self._weights.using(index):
-                    return torch.cat([chunk(rows)[:, token_id - first] for rows in each.split(256)]).float() * (
-                        self._logit_scale
-                    )
-            first += chunk.out_features
-        raise IndexError(token_id)
+            if begin <= token_id < begin + chunk.out_features:
+                for rows in each.split(self.hidden_size if self.head_in_parts is None else 8):
+                    with self._weights.using(index):
+                        found.append(chunk(rows)[:, token_id - begin])
+                    yield None
+            begin += chunk.out_features
+        return torch.cat(found).float() * self._logit_scale
 
     def written(
         self, index: int, point: Point, parts: Tensor, whole: Tensor, adapters: Sequence[tuple[Any, Any]]

@@ -38,6 +38,7 @@ from app.gpu.models.hooks import Hooks, find_hooks, told
 from app.gpu.models.paging import NAME, SharedKV, enter_layer, read_pages, row_cache, row_of, write_pages
 from app.gpu.models.parts import attention_points
 from app.gpu.models.proof import LENGTH, TOKENS, Past, make_past, prove, prove_far, require_window, window_of_mask
+from app.gpu.state.checkpoints import InParts
 from app.gpu.state.layer_state import FoldState, LayerState, SharedState, aligned, attention_state
 from app.gpu.weights.quantized import QuantizedFolder
 from app.gpu.weights.source import RandomWeights, TensorFormat, require_finite
@@ -445,10 +446,13 @@ class TransformersStack:
         finally:
             hook.remove()
 
-    def toward(self, token_id: int) -> Tensor:
-        each = torch.eye(self.hidden_size, dtype=self.dtype, device=self.device)
+    def toward(self, token_id: int) -> InParts[Tensor]:
+        each, found = torch.eye(self.hidden_size, dtype=self.dtype, device=self.device), list[Tensor]()
         zero = self.unembed(torch.zeros_like(each[:1]))[0, token_id]
-        return torch.cat([self.unembed(rows)[:, token_id] for rows in each.split(64)]) - zero
+        for rows in each.split(64):
+            found.append(self.unembed(rows)[:, token_id])
+            yield None
+        return torch.cat(found) - zero
 
     def written(
         self, index: int, point: Point, parts: Tensor, whole: Tensor, adapters: Sequence[tuple[Any, Any]]

@@ -36,6 +36,7 @@ from app.gpu.models import require_shards
 from app.gpu.models.base import LayerStack
 from app.gpu.models.recipe import Recipe
 from app.gpu.ranks.follower import Group, Load, Run
+from app.gpu.state.checkpoints import InParts
 from app.gpu.state.moves import WHOLE_PASSES, HalfPass
 from app.logs import configured
 from app.machine.cores import free_from_core, without_binding
@@ -278,11 +279,11 @@ class LeadingStack:
         self.states = stack.states
         self.dtype, self.device, self.parameter_bytes = stack.dtype, stack.device, stack.parameter_bytes
         self.embed, self.layer, self.normed, self.unembed = stack.embed, stack.layer, stack.normed, stack.unembed
-        self.points: Points = {point: shapes for point, shapes in stack.points.items() if point is not Point.FINAL_NORM}
         self.head_in_parts = None
+        self.points: Points = {point: shapes for point, shapes in stack.points.items() if point is not Point.FINAL_NORM}
         """A head is one order to all ranks, with nothing between norm and projection."""
 
-    def toward(self, token_id: int) -> Tensor:
+    def toward(self, token_id: int) -> InParts[Tensor]:
         raise FieldOutOfRange("tokens: logits are attributed by servers without tensor_parallel", param="tokens")
 
     def written(

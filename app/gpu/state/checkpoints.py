@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from app.domain.activations import MAX_CAPTURE_BYTES, CheckpointInfo, ResumeCost
 from app.domain.breakpoints import Edit, Gate, Pass, Probe, TensorData, TensorParts, TopFeatures
@@ -198,6 +198,11 @@ class CaptureLog:
         self.nbytes = self.dropped = 0
 
 
+T = TypeVar("T")
+InParts = Generator[bool | None, None, T]
+"""Work that stops after each short part, so that others may use the device. It yields True where it waits for the
+device, and returns its result.
+"""
 Cell = tuple[int, int, StoredTensor, int]
 """One residual stream `[hidden_size]`: its layer and position, and the row of the tensor that it is."""
 Rows = tuple[StoredTensor, int, int]
