@@ -25,19 +25,7 @@ from app.cli import main
 from app.domain import values as domain
 from app.experiments import activations
 from app.openai.models import DefaultSampling, Model
-from app.wire import (
-    base,
-    breakpoints,
-    checkpoint,
-    dictionaries,
-    edits,
-    maps,
-    memory,
-    points,
-    probes,
-    sessions,
-    turns,
-)
+from app.wire import base, breakpoints, checkpoint, dictionaries, edits, maps, memory, points, probes, sessions, turns
 from client import Djinn, breakpoint_models, job_models, memory_models, models
 from client.answer import Answer
 from client.shell.chat.commands import COMMANDS
