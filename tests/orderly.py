@@ -27,7 +27,7 @@ class _Server(Server):
         super().__init__(application, caps)  # type: ignore[arg-type]
         self.listens = threading.Event()
 
-    def has_started(self, url: str) -> None:
+    def _has_started(self, url: str) -> None:
         """It listens."""
         self.listens.set()
 

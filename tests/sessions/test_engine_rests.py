@@ -35,9 +35,7 @@ class Engine:
         """Whose head was run, in order."""
         self.open: set[SessionId] = set()
         self.most_open = 0
-        self.hangs = False
-        """Lenses do not end."""
-        self.looks = asyncio.Event()
+        self.hangs, self.looks = False, asyncio.Event()
 
     async def call(self, make: Callable[[Ticket], Command], *, stall_ends_it: bool = False) -> Any:
         command = make(Ticket(1))

@@ -110,10 +110,11 @@ class Gaps:
         self._each_s = 0.0
         """What each of them may take before the next step."""
         self._opened_at = -math.inf
+        self._is_busy = False
 
     def open(self, *, is_busy: bool) -> None:
         """Another gap begins. `is_busy`: behind it is a step."""
-        now = time.perf_counter()
+        now, self._is_busy = time.perf_counter(), is_busy
         self._saved_s = min(MOST_SAVED_S, self._saved_s + SHARE * (now - self._opened_at))
         self._opened_at = now
         if not is_busy:
@@ -132,8 +133,11 @@ class Gaps:
                 while left_s > 0:
                     began = time.perf_counter()
                     try:
-                        if next(parts):
+                        wait = next(parts)
+                        if wait is not None and self._is_busy:
                             break
+                        if wait is not None:
+                            wait()
                     except StopIteration as end:
                         found: T = end.value
                         return found

@@ -147,7 +147,7 @@ class Runner:
                 apart = download.fetch(divergence(here, there))
             done = download.finish()
             while not done.query():
-                yield True
+                yield done.synchronize
             rows += map(_pairs, ids.tolist(), values.tolist())
             chosen += map(_pairs, ranks.long().tolist(), logprobs.tolist())
             if ask.measures:
@@ -224,7 +224,7 @@ class Runner:
             values, ids = download.fetch(best.values), download.fetch(best.indices)
             wanted, done = download.fetch(found[:, list(asked.chosen)]), download.finish()
             while not done.query():
-                yield True
+                yield done.synchronize
             pairs = zip(ids.tolist(), values.tolist(), strict=True)
             rows += [tuple((i, value) for i, value in zip(*row, strict=True) if value > 0) for row in pairs]
             chosen += map(tuple, wanted.tolist())

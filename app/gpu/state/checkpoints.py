@@ -199,9 +199,9 @@ class CaptureLog:
 
 
 T = TypeVar("T")
-InParts = Generator[bool | None, None, T]
-"""Work that stops after each short part, so that others may use the device. It yields True where it waits for the
-device, and returns its result.
+InParts = Generator[Callable[[], object] | None, None, T]
+"""Work that stops after each short part, so that others may use the device. Where it goes on only once the device has
+done something, it yields what waits for that. It returns its result.
 """
 Cell = tuple[int, int, StoredTensor, int]
 """One residual stream `[hidden_size]`: its layer and position, and the row of the tensor that it is."""

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from app.gpu.device.streams import PASSED, WHOLE, CpuStreams, Event, Run, Stream
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.models.base import LayerStack
+from app.gpu.state.checkpoints import InParts
 
 aten = torch.ops.aten
 WAITS = {aten._local_scalar_dense.default, aten.nonzero.default, aten._unique2.default, aten.masked_select.default}
@@ -202,8 +203,7 @@ class DeferredStack:
     """A model whose work is done when its device comes to it."""
 
     def __init__(self, stack: LayerStack, device: DeferredDevice) -> None:
-        self._stack = stack
-        self._deferred = device
+        self._stack, self._deferred = stack, device
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stack, name)
@@ -219,6 +219,10 @@ class DeferredStack:
     def head(self, hidden: Tensor) -> Tensor:
         shape = (len(hidden), self._stack.vocab_size)
         return self._deferred.launch(shape, torch.float32, lambda: self._stack.head(hidden))
+
+    def head_in_parts(self, hidden: Tensor) -> InParts[Tensor]:
+        yield None
+        return self.head(hidden)
 
 
 def _like(meta: Tensor) -> Tensor:
