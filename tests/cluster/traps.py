@@ -57,7 +57,7 @@ def lose_engine(is_back: bool) -> None:
     async def keep(self: Arrival) -> None:
         await original(self)
         executor = self._registry.executor
-        os.kill(executor.engine.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        os.kill(executor.engine._child._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
         while not executor.losses or (executor.failure is None) is not is_back:  # noqa: ASYNC110 (no event says so)
             await asyncio.sleep(0.01)
 
