@@ -28,7 +28,6 @@ class _Server(Server):
         self.listens = threading.Event()
 
     def _has_started(self, url: str) -> None:
-        """It listens."""
         self.listens.set()
 
 

@@ -137,8 +137,7 @@ async def test_all_who_ask_in_a_moment_get_one_map_and_the_engine_rests_after_ea
     assert len({id(each) for each in found}) == len(engine.asked) == 1
     with pytest.raises(EngineError):
         await reads.read()
-    rest_s = SECONDS * (1 / registry.SHARE - 1)
-    assert min(later - earlier for earlier, later in pairwise(engine.asked)) >= rest_s
+    assert min(later - earlier for earlier, later in pairwise(engine.asked)) >= SECONDS * (1 / registry.SHARE - 1)
 
 
 def maps_of(engine: Engine) -> Whitebox:

@@ -91,7 +91,7 @@ class Looks(Protocol):
     def store(self, tensor: TensorData) -> StoredTensor: ...
 
 
-SHARE = 0.04
+SHARE = 0.025
 """Of the engine's time, that all looks together take while turns are under way."""
 MOST_SAVED_S = 0.03
 """Of its share that is kept for later: the first look is done at once, and a long step is not made up for."""
