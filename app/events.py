@@ -43,8 +43,8 @@ KEPT, KEPT_BYTES = 1024, 1 << 20
 """Most events that a channel keeps, and most bytes of them."""
 READ_AT_ONCE = 64
 """Most events that a reader gets in one piece."""
-GATHER_S = 0.1
-"""How long a reader waits after the first news, to get more in one piece: each takes time from cores that compute."""
+GATHER_S = 0.05
+"""How long a reader that has read all waits, to get more in one piece: each takes time from cores that compute."""
 
 
 class Channel:
@@ -322,11 +322,12 @@ class EventStreams:
                 position, events = found
                 if events:
                     yield events
+                if position == channel.position:
+                    await asyncio.sleep(GATHER_S)
             elif self._feed.has_ended:
                 return
             else:
                 await channel.news()
-                await asyncio.sleep(0 if self._feed.has_ended else GATHER_S)
 
     async def _snapshot(self, scope: Scope, event_id: str) -> AsyncGenerator[bytes, None]:
         """Every session that is told of. Only the last part has the id: a reader with that id has all parts."""
