@@ -239,7 +239,7 @@ class Places:
             self._left.set()
 
     async def rest(self, seconds: float) -> None:
-        """Wait for so long, or until no client waits for a turn of its own."""
+        """Wait that many seconds, but no longer than clients have turns of their own under way."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and self.others_run():  # noqa: ASYNC110 (nothing tells of it)
             await asyncio.sleep(min(left, LOOK_S))

@@ -96,8 +96,8 @@ class Gathered:
     # The live stream: the streams of all replicas that answer, as one.
 
     async def _events(self, scope: Scope, ends: contextlib.AsyncExitStack) -> Response:
-        """The live stream. It lasts until `ends` is closed, or until a replica comes or goes: the client then comes
-        back, and gets a snapshot of those that are there. Raises `ReplicaAway` if a stream stays silent or all fail.
+        """The live stream. It ends when `ends` is closed, and when a replica joins or leaves: the client then connects
+        again, and gets a snapshot of all. Raises `ReplicaAway` if a replica's stream is silent, or if all fail.
         """
         asked = self._fleet.answering
         ids = split_id(Headers(scope=scope).get(LAST_ID, ""), [each.name for each in asked])

@@ -8,10 +8,11 @@ from __future__ import annotations
 import struct
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from types import GenericAlias
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import structs
@@ -164,8 +165,11 @@ T = TypeVar("T")
 Interventions = tuple[Intervention, ...]
 SentIntervention = tuple[int, int, int, int, tuple[Run, ...], int]
 """The fields of an intervention; its edit and its point by their numbers."""
-Sent = tuple[list[bytes], list[Edit], list[list[SentIntervention]]]
-"""Data of tensors; edits that have, in the place of such data, its number in four bytes; lists of interventions."""
+EDIT_FIELDS = [field.name for field in fields(Edit) if field.init]
+SentEdit: Any = GenericAlias(tuple, tuple(get_type_hints(Edit)[name] for name in EDIT_FIELDS))
+"""The fields of an edit, which has, in the place of a tensor's data, its number in four bytes."""
+Sent = tuple[list[bytes], list[SentEdit], list[list[SentIntervention]]]
+"""Data of tensors; edits; lists of interventions."""
 
 
 def take_out(value: T) -> tuple[T, Sent | None]:
@@ -199,7 +203,7 @@ def _with(value: T, interventions: Interventions) -> T:
 
 def pack(*lists: Interventions) -> Sent:
     """Lists of interventions that share edits and tensors."""
-    places, edits = dict[bytes, int](), list[Edit]()
+    places, edits = dict[bytes, int](), list[tuple[Any, ...]]()
     numbers = dict[int, int]()
     """Of edits, by their identity: to compare each would take long."""
 
@@ -209,7 +213,8 @@ def pack(*lists: Interventions) -> Sent:
     for each in chain.from_iterable(lists):
         if id(each.edit) not in numbers:
             numbers[id(each.edit)] = len(edits)
-            edits.append(swapped(each.edit, place))
+            sent = swapped(each.edit, place)
+            edits.append(tuple(getattr(sent, name) for name in EDIT_FIELDS))
 
     def row(made: Intervention) -> SentIntervention:
         return made.first, made.end, made.boundary, numbers[id(made.edit)], made.only, ORDER[made.point]
@@ -220,7 +225,7 @@ def pack(*lists: Interventions) -> Sent:
 def unpack(plain: Any) -> Iterator[Interventions]:
     """The lists again; equal edits are one object, and so are the data of equal tensors."""
     tensors, sent_edits, lists = msgspec.convert(plain, Sent)
-    edits = [swapped(edit, lambda place: tensors[int.from_bytes(place)]) for edit in sent_edits]
+    edits = [swapped(Edit(*each), lambda place: tensors[int.from_bytes(place)]) for each in sent_edits]
     points = list(Point)
     for rows in lists:
         yield tuple([Intervention(first, end, at, edits[n], only, points[p]) for first, end, at, n, only, p in rows])

@@ -39,8 +39,8 @@ millisecond.
 class Choices:
     """Runs `n` turns for each of `requests`. Choice `index` is number `index % n` of prompt `index // n`.
 
-    Every choice has a session of its own. The first of a prompt computes it; the others are submitted once it has, so
-    they find all full blocks of the prompt in the prefix cache. A fork of the first would share the last, partly
+    Every choice has a session of its own. The first choice of a prompt computes the prompt. The others start once it
+    has, and find all full blocks of the prompt in the prefix cache. A fork of the first would share the last, partly
     filled block too, but the first is generating by then, and only idle sessions can be forked.
     """
 

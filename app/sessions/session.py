@@ -125,7 +125,7 @@ OF_RESPONSES = "\n"
 """The name of every session that was opened for kept responses. No header can say it either."""
 
 BACKGROUND = "\n"
-"""The tenant of all requests of batches, whoever owns them. No file of tenants can name it."""
+"""The tenant under which the engine runs the requests of all batches. A tenants file cannot have this name."""
 MAX_ANSWERS = 512
 """Whose places are known of a session: each turn journals them."""
 

@@ -82,7 +82,7 @@ class SessionTable:
     """Every open session. Sessions that the engine is still opening count, but are not found yet.
 
     A tenant leaves places to others, in proportion to its own (Choudhury and Hahne, *Dynamic queue length thresholds*,
-    1998): each tenant finds some, and one that is alone has eight ninths.
+    1998): each tenant finds free places, and a tenant that is alone may fill eight ninths of all.
     """
 
     def __init__(self, limit: int, quotas: Quotas, watcher: Watcher = NOBODY) -> None:
@@ -115,7 +115,7 @@ class SessionTable:
 
     def giving_way(self, owner: str | None, count: int) -> list[Session]:
         """The sessions that must close before the owner may open `count` more, in that order. Its own come first where
-        it has a limit of its own, or as many as it may beside others.
+        it is at its own limit, or at its share of the server's.
 
         Raises `TenantLimit` and `SessionLimit` if too few may close, `Draining`.
         """

@@ -92,4 +92,4 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
             task.cancel()
         await asyncio.wait({working, watching})
         if not working.cancelled():
-            working.exception()  # of a cleanup that fails nobody else hears
+            working.exception()  # else asyncio logs an error of the cleanup as never retrieved

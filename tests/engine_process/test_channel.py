@@ -242,7 +242,7 @@ def test_a_vector_of_many_interventions_is_sent_once_and_kept_once() -> None:
     turn = TurnFinished(Ticket(1), FinishReason.LENGTH, TurnUsage(1, 0, 1, 0), 64, made)
     paused = Reinstate(Ticket(1), SessionId("ses_1"), interventions=made, paused=replace(PAUSED, interventions=made))
     frames = *map(b"".join, (encode_events([turn]), encode_events([Done(Ticket(1), paused.paused)]))), encode(paused)
-    assert max(map(len, frames)) < 9 * size
+    assert max(map(len, frames)) < 8 * size
     [back] = decode(frames[0])  # type: ignore[misc]
     assert back == turn
     assert isinstance(back, TurnFinished)

@@ -11,7 +11,7 @@ import pytest
 
 from app.domain.activations import ActivationMap, ActivationNorms, LensAsk, LensRows
 from app.domain.breakpoints import ALL
-from app.domain.errors import EngineError, WrongState
+from app.domain.errors import EngineError
 from app.domain.values import SessionId, Ticket
 from app.gpu.commands.whitebox import MOST_SAVED_S, SHARE, Gaps
 from app.messages import Attribute, CloseMap, Command, MapLens, OpenMap, ReadNorms
@@ -117,17 +117,6 @@ def test_looks_owe_what_long_parts_take(clock: Clock, is_one: bool) -> None:
             clock.now += 0.02
             gaps.open(is_busy=True)
     assert 0.7 < parts * part_s / (SHARE * clock.now) < 1.3
-
-
-def test_a_look_that_nobody_wants_any_more_ends(clock: Clock) -> None:
-    gaps, wanted = Gaps(), [True]
-    look = gaps.do(clock.parts(100, 0.01), lambda: wanted[0])
-    gaps.open(is_busy=False)
-    next(look)
-    wanted[0] = False
-    with pytest.raises(WrongState):
-        next(look)
-    assert gaps.looks == 0
 
 
 async def test_all_who_ask_in_a_moment_get_one_map_and_the_engine_rests_after_each() -> None:

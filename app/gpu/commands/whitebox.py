@@ -6,7 +6,7 @@ import math
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -94,7 +94,7 @@ class Looks(Protocol):
 SHARE = 0.025
 """Of the engine's time, that all looks together take while turns are under way."""
 MOST_SAVED_S = 0.03
-"""Of its share that is kept for later: the first look is done at once, and a long step is not made up for."""
+"""Most of that share that is saved for later: a first look is done at once, and a long step is not made up for."""
 AT_ONCE_S = 0.02
 """How long a look goes on while there are no steps, before commands that have come are carried out."""
 
@@ -121,9 +121,9 @@ class Gaps:
             self._saved_s = max(AT_ONCE_S, self._saved_s)
         self._each_s = self._saved_s / max(1, self.looks)
 
-    def do(self, parts: InParts[T], is_wanted: Callable[[], bool]) -> InParts[T]:
-        """The result of all parts. Yields where a gap ends or the device is waited for. Raises `WrongState` once nobody
-        wants it.
+    def do(self, parts: InParts[T], is_wanted: Callable[[], bool]) -> Generator[None, None, T]:
+        """Do all parts; returns their result. Yields when a gap is over, or when the device has to finish a part first.
+        Raises `WrongState` once `is_wanted` says no.
         """
         self.looks += 1
         left_s = 0.0
@@ -145,7 +145,7 @@ class Gaps:
                         took_s = time.perf_counter() - began
                         left_s -= took_s
                         self._saved_s -= took_s
-                yield None
+                yield
         finally:
             self.looks -= 1
         raise WrongState("the session or its map has been closed meanwhile")
@@ -193,7 +193,7 @@ class Whitebox:
         hidden, rows = self._runner.store(above.hidden), above.hidden.shape[0]
         return Checkpoint(above.layer, above.first, rows, hidden, Pass.PREFILL, None, time.time())
 
-    def _lens(self, sequence: TokenSequence, command: messages.Lens) -> InParts[LensRows]:
+    def _lens(self, sequence: TokenSequence, command: messages.Lens) -> Generator[None, None, LensRows]:
         """The most likely tokens at some positions of the checkpoint. Raises `WrongState`, `FieldOutOfRange`."""
         _, checkpoint = _paused(sequence)
         if checkpoint.point not in STREAM:
@@ -210,7 +210,7 @@ class Whitebox:
     def open_map(
         self, sequence: TokenSequence, command: messages.OpenMap, beside: TokenSequence | None
     ) -> ActivationMap:
-        """Hold on to the cells of now until `CloseMap`, to be read in slices between steps, to those after the last
+        """Hold on to the cells of now until `CloseMap`, to be read in parts between steps, to those after the last
         layer, and to those of a session `beside` it, with which they may be compared. Raises `FieldOutOfRange`.
         """
         sequence.map, found = _map(sequence, command.positions, command.layers, command.point)
@@ -229,21 +229,25 @@ class Whitebox:
             }
         return found
 
-    def _map_lens(self, sequence: TokenSequence, command: messages.MapLens) -> InParts[LensRows]:
+    def _map_lens(self, sequence: TokenSequence, command: messages.MapLens) -> Generator[None, None, LensRows]:
         """The same for the session's map. Raises `WrongState` if none is open."""
         cells = _open_map(sequence)
         return self._while_open(sequence, self._runner.look(cells, command.ask, sequence.map_ends, sequence.map_beside))
 
-    def _read_features(self, sequence: TokenSequence, command: messages.ReadFeatures) -> InParts[FeatureRows]:
+    def _read_features(
+        self, sequence: TokenSequence, command: messages.ReadFeatures
+    ) -> Generator[None, None, FeatureRows]:
         """What a dictionary makes of the session's map. Raises `WrongState` if none is open, `NotFound`."""
         return self._while_open(sequence, self._runner.features(_open_map(sequence), command))
 
-    def _while_open(self, sequence: TokenSequence, parts: InParts[T]) -> InParts[T]:
+    def _while_open(self, sequence: TokenSequence, parts: InParts[T]) -> Generator[None, None, T]:
         """A look at the session's map, which ends with it."""
         cells = sequence.map
         return self.gaps.do(parts, lambda: sequence.map is cells and not sequence.closed)
 
-    def _read_attribution(self, sequence: TokenSequence, command: messages.Attribute) -> InParts[Attribution]:
+    def _read_attribution(
+        self, sequence: TokenSequence, command: messages.Attribute
+    ) -> Generator[None, None, Attribution]:
         """What is kept at one position as parts of a difference of logits. Until it is told, that is the session's map.
         Raises `FieldOutOfRange`.
         """

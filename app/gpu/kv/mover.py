@@ -344,8 +344,8 @@ def send_prompt(connection: socket.socket, move: Move, parts: Sequence[memoryvie
     and end when one of the two closes. What has come by then is of use.
 
         lead    BLAKE2b of the model's identity, the layout of its KV, and the prompt's tokens
-        blocks  one after the other, from the one on that the receiver has asked for, but for those behind the window of
-                the prompt's end; zeros are behind the prompt
+        blocks  one after the other. The receiver has asked for the first of them. Blocks that the window has passed at
+                the prompt's end are left out. The last block is filled up with zeros
     """
     connection.settimeout(PATIENCE_S)
     return _send(connection, _lead(move, identity) if move.begins else b"", parts)

@@ -144,7 +144,7 @@ def _down(parts: Parts, name: str, width: int, *, bias: bool = False) -> Linear:
 
 
 class Experts:
-    """The feed-forward of a mixture, a `Layer` but for norms and residual stream."""
+    """The feed-forward of a mixture of experts. `DecoderLayer` adds norms and the residual stream."""
 
     def __init__(self, parts: Parts, name: str, mixture: Mixture, activation: str) -> None:
         """`name` is that of the layer. Raises FieldOutOfRange for numbers of experts and groups that make no sense."""

@@ -23,7 +23,7 @@ Kept = tuple[Convolution] | tuple[Convolution, Recurrence]
 
 
 class Folding(ABC):
-    """A `Layer` but for norms and residual stream."""
+    """What mixes tokens in a layer. `DecoderLayer` adds norms and the residual stream."""
 
     @abstractmethod
     def __init__(self, parts: Parts, name: str) -> None:

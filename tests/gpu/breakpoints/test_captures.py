@@ -1,5 +1,6 @@
 """What sessions keep of their passes, maps of it against Transformers, and how much memory all of it may take."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from app.domain.activations import ActivationMap, LensAsk, LensRows, PausedTurn
 from app.domain.breakpoints import ALL, LAST, Action, Edit, EditOp, Pass, Positions, When
-from app.domain.errors import ActivationsFull
+from app.domain.errors import ActivationsFull, WrongState
 from app.domain.values import KVPolicy, SessionId
 from app.messages import ClearCaptures, Export, Fork, Import, Lens, MapLens, OpenMap, ReadPaused, Reinstate, Rewind
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
@@ -44,6 +45,16 @@ def lens(driver: BreakDriver, session: SessionId, top_k: int = 1) -> LensRows:
     found = driver.do(MapLens(driver.ticket(), session, LensAsk(top_k)))
     assert isinstance(found, LensRows)
     return found
+
+
+@pytest.mark.parametrize("end", [open_map, BreakDriver.close])
+def test_a_look_ends_with_its_map(driver: BreakDriver, end: Callable[[BreakDriver, SessionId], object]) -> None:
+    session = capturing(driver, 3)
+    driver.turn(session, START, 1)
+    open_map(driver, session)
+    driver.engine.handle(MapLens(driver.ticket(), session, LensAsk(1)))
+    with pytest.raises(WrongState, match="closed meanwhile"):
+        end(driver, session)
 
 
 def says(oracle: Any, hidden: Tensor) -> Tensor:
