@@ -99,11 +99,11 @@ class Pair:
         return client
 
     def _seen(self, http: httpx.Client) -> float:
-        """How many servers that one sees; all, if it does not say so to everybody."""
+        """How many servers that one sees take new work; all, if it does not say so to everybody."""
         if http.get("/metrics").is_error:
             time.sleep(1)
             return len(self.clients)
-        return sum(metric(http, f'djinn_cluster_replicas{{state="{state}"}}') for state in ("ready", "refuses"))
+        return metric(http, 'djinn_cluster_replicas{state="ready"}')
 
     def end(self, name: str) -> None:
         """`kill -9` of a process; an end without a drain of what is on a thread."""

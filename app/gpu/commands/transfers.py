@@ -358,20 +358,16 @@ class Transfers:
                 begins=sent == command.first,
                 ends=ready == end,
             )
-            while (report := (yield move)) is None:
-                self._require_receiver(command)
+            report = yield from _arrival(move)  # a receiver that has all of it closes before the report is here
             if report.error is not None:
                 raise _not_sent(report.error)
             sent, sent_bytes = ready, sent_bytes + report.sent_bytes
         return messages.SentKV(len(sequence.tokens), len(sequence.tokens), sent_bytes)
 
-    def _require_receiver(self, command: messages.SendPrompt) -> None:
-        if self._connections.is_ended(command.connection):
-            raise _not_sent("the other server wants it no more")
-
     def _ready_blocks(self, sequence: TokenSequence, command: messages.SendPrompt, sent: int, end: int) -> int:
         """Bring computed blocks to the host. Returns the end of those that can be sent, or raises `EngineError`."""
-        self._require_receiver(command)
+        if self._connections.is_ended(command.connection):
+            raise _not_sent("the other server wants it no more")
         if sequence.session not in self.sessions:
             raise _not_sent("its session has been closed")
         # The last block is filled in part, and whole only when the turn is over.
