@@ -43,7 +43,7 @@ KEPT, KEPT_BYTES = 1024, 1 << 20
 """Most events that a channel keeps, and most bytes of them."""
 READ_AT_ONCE = 64
 """Most events that a reader gets in one piece."""
-GATHER_S = 0.05
+GATHER_S = 0.2
 """How long a reader that has read all waits, to get more in one piece: each takes time from cores that compute."""
 
 
@@ -124,8 +124,8 @@ class Channel:
         return kept
 
 
-INTERVAL_S = 0.1
-"""Between two events of one session that has changed again and again."""
+INTERVAL_S = 0.2
+"""Between two events of one session that has changed again and again: most short turns are one."""
 AT_ONCE = 128
 """Most changed sessions that are told of at once: the event loop has turns to serve."""
 
