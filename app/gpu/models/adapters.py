@@ -8,7 +8,7 @@ in any batch. Modules that share a matrix here, such as queries, keys and values
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -20,12 +20,14 @@ from app.domain.errors import AdapterMissing, AdaptersFull, BadAdapter
 from app.domain.memory_map import AdapterUse
 from app.domain.values import LoadedAdapter
 from app.gpu.kernels.linear import MakeLinear
-from app.gpu.kernels.linear.base import Linear, Weight
+from app.gpu.kernels.linear.base import Linear
 from app.gpu.weights.adapters import Factors, read_adapter
 from app.machine.files import size
 
 Rows = slice | Tensor
 """Tokens of a batch: `[n]` int64, or neighbours."""
+Dense = Callable[[Tensor], Tensor]
+"""`[tokens, inputs]` to `[tokens, outputs]`: a dense layer, and what adapters add to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,8 @@ class Additions:
 
 
 class Sites:
-    """The dense layers of a stack that adapters may add to. `rows` are those of the batch that runs, by adapter: the
+    """The dense layers of a stack that adapters may add to: all but those of experts, which have only some of a batch's
+    tokens. `rows` are those of the batch that runs, by adapter: the
     stack sets them for each of its layers.
     """
 
@@ -80,19 +83,25 @@ class Sites:
         modules: Mapping[str, int],
         inputs: int,
         orders: Mapping[str, Tensor] = MappingProxyType({}),
-    ) -> Linear:
+    ) -> Dense:
         """The layer of all `modules`, which have so many outputs each, with what adapters add to it. `orders` are those
-        of some modules' outputs, as `Parts.cut` has them. Experts have only some of a batch's tokens, so nothing can be
-        added to theirs.
+        of some modules' outputs, as `Parts.cut` has them.
         """
-        if any(".experts." in name for name in modules):
-            return linear
         begin, number = 0, self._layers
         self._layers += 1
         for name, outputs in modules.items():
             self.shapes[name], self._places[name] = (outputs, inputs), (number, begin, orders.get(name))
             begin += outputs
-        return _Adapted(linear, self, number)
+
+        def run(x: Tensor) -> Tensor:
+            y = linear(x)
+            for adapter, rows in self.rows:
+                addition = adapter.by_layer.get(number)
+                if addition is not None:
+                    addition.add(x, y, rows)
+            return y
+
+        return run
 
     def additions(self, modules: Mapping[str, Factors], make: MakeLinear, device: torch.device) -> dict[int, Addition]:
         """What an adapter of these modules adds, by layer."""
@@ -111,26 +120,6 @@ class Sites:
             down = torch.cat([modules[name].down for name in names])
             found[number] = Addition(make(down.to(device), None), ups)
         return found
-
-
-class _Adapted:
-    """A dense layer whose results adapters add to."""
-
-    def __init__(self, linear: Linear, sites: Sites, number: int) -> None:
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._linear, self._sites, self._number = linear, sites, number
-
-    @property
-    def weights(self) -> Sequence[Weight]:
-        return self._linear.weights
-
-    def __call__(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
-        y = self._linear(x, starts)
-        for adapter, rows in self._sites.rows:
-            addition = adapter.by_layer.get(self._number)
-            if addition is not None:
-                addition.add(x, y, rows)
-        return y
 
 
 class Adapters:

@@ -17,7 +17,8 @@ from torch import Tensor
 from app.domain.errors import FieldOutOfRange
 from app.domain.points import Point
 from app.gpu.kernels.attention.base import Batch
-from app.gpu.kernels.linear.base import Linear, Matrix, dense_of, split, stack, with_rows
+from app.gpu.kernels.linear.base import Matrix, dense_of, split, stack, with_rows
+from app.gpu.models.adapters import Dense
 from app.gpu.models.elementwise import clamped_swiglu, gelu_, gelu_mul, scale_, silu_mul
 from app.gpu.models.parts import Elementwise, Layer, Parts, activation_of
 
@@ -100,12 +101,12 @@ def mlp(
     *,
     bias: bool = False,
     scales: tuple[float, float] = (1.0, 1.0),
-) -> tuple[Layer, Linear]:
+) -> tuple[Layer, Dense]:
     """`down(activation(gate(x)) * up(x))`, gate and up in one projection, and `down` itself. `scales` are what gate and
     result are multiplied by.
     """
     up = _gate_up(parts, name, width, projections, bias=bias)
-    down = _down(parts, f"{name}.{projections[2]}", width, bias=bias)
+    down = parts.part_of_sum(f"{name}.{projections[2]}", parts.config.hidden_size, width, bias=bias)
     multiply, total = neurons_of(activation, projections), parts.shard.total
     count = 1 if projections[0] is None else 2
 
@@ -125,89 +126,42 @@ def mlp(
     return feed_forward, down
 
 
-def _gate_up(
-    parts: Parts,
-    name: str,
-    width: int,
-    projections: Projections,
-    *,
-    bias: bool = False,
-) -> Linear:
+def _gate_up(parts: Parts, name: str, width: int, projections: Projections, *, bias: bool = False) -> Dense:
     gate, up, _ = projections
     names = [f"{name}.{each}" for each in (gate, up) if each is not None]
     modules = {names[0]: [width, width]} if gate == up else {each: [width] for each in names}
     return parts.cut(modules, parts.config.hidden_size, bias=bias)
 
 
-def _down(parts: Parts, name: str, width: int, *, bias: bool = False) -> Linear:
-    return parts.part_of_sum(name, parts.config.hidden_size, width, bias=bias)
+def experts(parts: Parts, name: str, mixture: Mixture, activation: str) -> Layer:
+    """The feed-forward of a mixture of experts, in the layer `name`. Raises FieldOutOfRange for numbers of experts and
+    groups that make no sense.
+    """
+    _require(mixture)
+    neurons, clamp, total = neurons_of(activation, mixture.projections), mixture.clamp, parts.shard.total
+    multiply = neurons if clamp is None else lambda gate_up: clamped_swiglu(gate_up, *clamp)
+    on, module, hidden = _kernels_of(parts.device), f"{name}.{mixture.module}", parts.config.hidden_size
+    router = parts.bundle.linear(*_take_router(parts, module, mixture))
+    correction = None
+    if mixture.correction is not None:
+        correction = parts.hold(f"{module}.{mixture.correction}", mixture.experts)
+    weights, biases = _take_experts(parts, module, mixture), _take_biases(parts, module, mixture)
+    up, down = (parts.bundle.linear(*each, mixture.experts) for each in zip(weights, biases, strict=True))
+    shared_up: Dense | None = None
+    if mixture.shared is not None:
+        shared, names, width = f"{name}.{mixture.shared}", mixture.shared_projections, mixture.shared_width
+        shared_up = _gate_up(parts, shared, width, names)
+        shared_down = parts.part_of_sum(f"{shared}.{names[2]}", hidden, width)
 
-
-class Experts:
-    """The feed-forward of a mixture of experts. `DecoderLayer` adds norms and the residual stream."""
-
-    def __init__(self, parts: Parts, name: str, mixture: Mixture, activation: str) -> None:
-        """`name` is that of the layer. Raises FieldOutOfRange for numbers of experts and groups that make no sense."""
-        self._require(mixture)
-        self._mixture, self._total = mixture, parts.shard.total
-        neurons = neurons_of(activation, mixture.projections)
-        clamp = mixture.clamp
-        self._multiply = neurons if clamp is None else lambda gate_up: clamped_swiglu(gate_up, *clamp)
-        self._on = _kernels_of(parts.device)
-        module = f"{name}.{mixture.module}"
-        self._router = parts.bundle.linear(*self._take_router(parts, f"{module}.{mixture.router}", module))
-        self._correction = None
-        if mixture.correction is not None:
-            self._correction = parts.hold(f"{module}.{mixture.correction}", mixture.experts)
-        gate_up, down = _take_experts(parts, module, mixture)
-        gate_up_bias, down_bias = _take_turned_biases(parts, module, mixture) if mixture.turned else (None, None)
-        self._gate_up = parts.bundle.linear(gate_up, gate_up_bias, mixture.experts)
-        self._down = parts.bundle.linear(down, down_bias, mixture.experts)
-        self._shared: Elementwise | None = None
-        if mixture.shared is not None:
-            shared, projections = f"{name}.{mixture.shared}", mixture.shared_projections
-            up = _gate_up(parts, shared, mixture.shared_width, projections)
-            back = _down(parts, f"{shared}.{projections[2]}", mixture.shared_width)
-            self._shared = lambda x: back(self._multiply(up(x)))
-
-    @staticmethod
-    def _require(mixture: Mixture) -> None:
-        in_groups, uneven = mixture.experts // mixture.groups * mixture.top_groups, mixture.experts % mixture.groups
-        if not 1 <= mixture.top_k <= in_groups:
-            raise FieldOutOfRange(
-                f"num_experts_per_tok must be between 1 and {in_groups}, the experts that a token may visit; got "
-                f"{mixture.top_k}",
-                param="model",
-            )
-        if uneven or not 1 <= mixture.top_groups <= mixture.groups:
-            raise FieldOutOfRange(
-                f"n_group must divide the {mixture.experts} experts, and topk_group be between 1 and n_group; got "
-                f"{mixture.groups} and {mixture.top_groups}",
-                param="model",
-            )
-
-    def _take_router(self, parts: Parts, router: str, module: str) -> tuple[Matrix, Tensor | None]:
-        """The router's rows, one for the gate of the shared expert behind them, and zeros: they are multiplied in one
-        go, in the type of the computation. And its bias, if it has one.
-        """
-        mixture, hidden = self._mixture, parts.config.hidden_size
-        rows = [parts.source.take(f"{router}.weight", (mixture.experts, hidden))]
-        if mixture.shared_gate is not None:
-            rows.append(parts.source.take(f"{module}.{mixture.shared_gate}.weight", (1, hidden)))
-        bias, count = None, -(-sum(map(len, rows)) // _STEP) * _STEP
-        if mixture.turned:
-            bias = F.pad(parts.source.take(f"{router}.bias", (mixture.experts,)), (0, count - mixture.experts))
-        return with_rows(stack(rows), count), bias
-
-    def __call__(self, x: Tensor, batch: Batch, _kv: Tensor) -> Tensor:
-        mixture, taps, logits = self._mixture, batch.taps, self._router(x)
+    def feed_forward(x: Tensor, batch: Batch, _kv: Tensor) -> Tensor:
+        taps, logits = batch.taps, router(x)
         if taps is not None:
             taps(Point.ROUTER_LOGITS, logits[:, : mixture.experts])
-        ids, weights = self._on.route(
+        ids, shares = on.route(
             logits,
             mixture.top_k,
             experts=mixture.experts,
-            correction=None if self._correction is None else self._correction.tensor,
+            correction=None if correction is None else correction.tensor,
             sigmoid=mixture.sigmoid,
             renormalized=mixture.renormalized,
             scale=mixture.scale,
@@ -215,14 +169,46 @@ class Experts:
             top_groups=mixture.top_groups,
         )
         if taps is not None:
-            taps.experts(ids, weights, mixture.experts)
-        places, starts = self._on.group(ids, mixture.experts)
-        for linear in (self._gate_up, self._down):
+            taps.experts(ids, shares, mixture.experts)
+        places, starts = on.group(ids, mixture.experts)
+        for linear in (up, down):
             linear.weights[0].expect(starts)
-        visits = self._down(self._multiply(self._gate_up(self._on.spread(x, places), starts)), starts)
-        shared = None if self._shared is None else self._shared(x)
+        visits = down(multiply(up(on.spread(x, places), starts)), starts)
+        added = None if shared_up is None else shared_down(multiply(shared_up(x)))
         gate = None if mixture.shared_gate is None else logits[:, mixture.experts :]
-        return self._total(self._on.combine(visits, places, weights, shared, gate))
+        return total(on.combine(visits, places, shares, added, gate))
+
+    return feed_forward
+
+
+def _require(mixture: Mixture) -> None:
+    in_groups, uneven = mixture.experts // mixture.groups * mixture.top_groups, mixture.experts % mixture.groups
+    if not 1 <= mixture.top_k <= in_groups:
+        raise FieldOutOfRange(
+            f"num_experts_per_tok must be between 1 and {in_groups}, the experts that a token may visit; got "
+            f"{mixture.top_k}",
+            param="model",
+        )
+    if uneven or not 1 <= mixture.top_groups <= mixture.groups:
+        raise FieldOutOfRange(
+            f"n_group must divide the {mixture.experts} experts, and topk_group be between 1 and n_group; got "
+            f"{mixture.groups} and {mixture.top_groups}",
+            param="model",
+        )
+
+
+def _take_router(parts: Parts, module: str, mixture: Mixture) -> tuple[Matrix, Tensor | None]:
+    """The router's rows, one for the gate of the shared expert behind them, and zeros: they are multiplied in one go,
+    in the type of the computation. And its bias, if it has one.
+    """
+    router, hidden = f"{module}.{mixture.router}", parts.config.hidden_size
+    rows = [parts.source.take(f"{router}.weight", (mixture.experts, hidden))]
+    if mixture.shared_gate is not None:
+        rows.append(parts.source.take(f"{module}.{mixture.shared_gate}.weight", (1, hidden)))
+    bias, count = None, -(-sum(map(len, rows)) // _STEP) * _STEP
+    if mixture.turned:
+        bias = F.pad(parts.source.take(f"{router}.bias", (mixture.experts,)), (0, count - mixture.experts))
+    return with_rows(stack(rows), count), bias
 
 
 def _kernels_of(device: torch.device) -> Any:
@@ -265,7 +251,10 @@ def _take_experts(parts: Parts, module: str, mixture: Mixture) -> tuple[Matrix, 
     return stack([parts.shard.rows(each) for each in first]), stack([parts.shard.columns(each) for each in second])
 
 
-def _take_turned_biases(parts: Parts, module: str, mixture: Mixture) -> tuple[Tensor, Tensor | None]:
+def _take_biases(parts: Parts, module: str, mixture: Mixture) -> tuple[Tensor | None, Tensor | None]:
+    """The same of their biases, which only some have."""
+    if not mixture.turned:
+        return None, None
     count, width, shard = mixture.experts, mixture.width, parts.shard
     if parts.source.holds(f"{module}.experts.gate_proj_bias"):
         both = [parts.source.take(f"{module}.experts.{each}_proj_bias", (count, width)) for each in ("gate", "up")]

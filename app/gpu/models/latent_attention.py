@@ -56,7 +56,7 @@ class LatentAttention:
         absorbed = dense_of(stack(each[::2])).view(heads, self._plain, self._rank)
         self._absorb = parts.bundle.linear(absorbed.transpose(1, 2).reshape(-1, self._plain), None, heads)
         self._raise = parts.bundle.linear(stack(each[1::2]), None, heads)
-        self._output = parts.summed(f"{module}.o_proj", hidden, heads * self._values, bias=bias)
+        self._output = parts.part_of_sum(f"{module}.o_proj", hidden, heads * self._values, bias=bias)
         parts.writers[Point.Z] = Writer(self._output, 1.0)
 
     @staticmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from app.domain.points import Point, PointShape
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, tapped
 from app.gpu.models.base import require_fixed_rope
 from app.gpu.models.elementwise import add_, add_rms_norm, gate_, layer_norm, rms_norm, rotate, scale_
-from app.gpu.models.feed_forward import Experts, mlp
+from app.gpu.models.feed_forward import experts, mlp
 from app.gpu.models.latent_attention import LatentAttention
 from app.gpu.models.parts import Layer, Parts, Writer, attention_points, head_dim_of, kv_heads_of
 from app.gpu.models.recurrent import Folding
@@ -103,7 +103,8 @@ class SelfAttention:
             query = f"{module}.q_proj"
             qkv[query], orders[query] = [sizes["q"]] * 2, _gates_first(heads, self._head_dim)
         self._qkv = parts.cut(qkv, hidden, bias=qkv_bias, orders=orders)
-        self._output = parts.summed(f"{module}.{variant.output}", hidden, sizes["q"], bias=output_bias)
+        self._total = parts.shard.total
+        self._output = parts.part_of_sum(f"{module}.{variant.output}", hidden, sizes["q"], bias=output_bias)
         if not variant.gated:
             multiplier = read(config, "residual_multiplier", 1.0) * read(config, "attention_out_multiplier", 1.0)
             parts.writers[Point.Z] = Writer(self._output, multiplier)
@@ -140,7 +141,7 @@ class SelfAttention:
         spec = self._spec if self._sinks is None else replace(self._spec, sinks=self._sinks.tensor)
         attended = tapped(self._attention, query, key, value, kv, batch, spec, self._order)
         attended = attended.view(-1, self._heads * self._head_dim)
-        return self._output(attended if not self._gates else gate_(attended, gates.flatten(1)))
+        return self._total(self._output(attended if not self._gates else gate_(attended, gates.flatten(1))))
 
     def _rotate(self, heads: Tensor, batch: Batch) -> Tensor:
         return heads if self._table is None else rotate(heads, self._table, batch.positions)
@@ -166,43 +167,30 @@ class Norm:
         return (total := add_(x, other)), self(total)
 
 
-class _Half(NamedTuple):
-    """One part of a layer: `after(run(before(x)))`, which is added to the residual stream. It may have either norm."""
-
-    before: Norm | None
-    run: Layer
-    after: Norm | None
-    points: tuple[Point, Point]
-    """Where what is normed goes in, and where the result comes out."""
-
-
-class DecoderLayer:
+def decoder_layer(attention: Attention, tables: Tables, index: int, parts: Parts) -> Layer:
     """A layer: `h = x + mixed(norm(x))`, then `h + feed_forward(norm(h))`, each sum in the tensor that the last
-    projection has made; or one of them alone, where such layers take turns.
+    projection has made; or one of them alone, where such layers take turns. `tables` are the `rotary_tables`.
     """
+    config, variant = parts.config, VARIANTS[parts.config.model_type]
+    name, residual = f"{variant.layers}.{index}", read(config, "residual_multiplier", 1.0)
+    norms = [None if each is None else Norm(parts, f"{name}.{each}") for each in variant.norms]
+    before, after, before_mlp, after_mlp = norms
+    halves = list[tuple[Norm | None, Layer, Norm | None, Point, Point]]()
+    # `after(run(before(x)))`, with either norm or none; where what is normed goes in, and where the result comes out.
+    mixes = _layer_type(config, index) not in _MIX_NOTHING
+    if mixes:
+        mixer = _mixer(attention, tables, index, parts, name)
+        halves.append((before, mixer, after, Point.ATTN_IN, Point.ATTN_OUT))
+    if not (variant.lone and mixes):
+        first = before if variant.lone else before_mlp
+        halves.append((first, _feed_forward(parts, name, index), after_mlp, Point.MLP_IN, Point.MLP_OUT))
+    for point, norm in ((Point.Z, after), (Point.MLP_POST, after_mlp)):
+        if norm is not None and point in parts.writers:
+            parts.writers[point] = parts.writers[point]._replace(norm=(norm.weight, norm.eps))
 
-    def __init__(self, attention: Attention, tables: Tables, index: int, parts: Parts) -> None:
-        """`tables` are the `rotary_tables`."""
-        config, variant = parts.config, VARIANTS[parts.config.model_type]
-        name, self._residual = f"{variant.layers}.{index}", read(config, "residual_multiplier", 1.0)
-        norms = [None if each is None else Norm(parts, f"{name}.{each}") for each in variant.norms]
-        before, after, before_mlp, after_mlp = norms
-        self._halves = list[_Half]()
-        mixes = _layer_type(config, index) not in _MIX_NOTHING
-        if mixes:
-            run = _mixer(attention, tables, index, parts, name)
-            self._halves.append(_Half(before, run, after, (Point.ATTN_IN, Point.ATTN_OUT)))
-        if not (variant.lone and mixes):
-            first = before if variant.lone else before_mlp
-            run = _feed_forward(parts, name, index)
-            self._halves.append(_Half(first, run, after_mlp, (Point.MLP_IN, Point.MLP_OUT)))
-        for point, norm in ((Point.Z, after), (Point.MLP_POST, after_mlp)):
-            if norm is not None and point in parts.writers:
-                parts.writers[point] = parts.writers[point]._replace(norm=(norm.weight, norm.eps))
-
-    def __call__(self, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
+    def layer(hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
         taps, added = batch.taps, None
-        for before, run, after, (enters, leaves) in self._halves:
+        for before, run, after, enters, leaves in halves:
             if added is not None and taps is None and before is not None:
                 hidden, normed = before.of_sum(added, hidden)
             else:
@@ -214,11 +202,13 @@ class DecoderLayer:
             if taps is not None and before is not None:
                 taps(enters, normed)
             made = run(normed, batch, kv)
-            added = _times(made if after is None else after(made), self._residual)
+            added = _times(made if after is None else after(made), residual)
             if taps is not None:
                 taps(leaves, added)
         assert added is not None
         return add_(added, hidden)
+
+    return layer
 
 
 def _mixer(attention: Attention, tables: Tables, index: int, parts: Parts, name: str) -> Layer:
@@ -255,7 +245,7 @@ def _feed_forward(parts: Parts, name: str, index: int) -> Layer:
     config, variant, activation = parts.config, VARIANTS[parts.config.model_type], activation_name(parts.config)
     mixture = variant.experts(config, index)
     if mixture is not None:
-        return Experts(parts, name, mixture, activation)
+        return experts(parts, name, mixture, activation)
     bias = variant.biased or read(config, "mlp_bias", False) or read(config, "use_bias", False)
     names, (opened, added) = (f"{name}.{variant.mlp}", variant.projections), read(config, "mlp_multipliers", (1.0, 1.0))
     made, down = mlp(parts, *names, variant.width(config), activation, bias=bias, scales=(opened, added))

@@ -13,8 +13,8 @@ from torch import Tensor
 from app.domain.errors import FieldOutOfRange
 from app.domain.points import Point, PointShape
 from app.gpu.kernels.attention.base import Batch
-from app.gpu.kernels.linear.base import Linear, Matrix, Shard, Weight, dense_of, pick_rows, split, stack
-from app.gpu.models.adapters import Sites
+from app.gpu.kernels.linear.base import Matrix, Shard, Weight, dense_of, pick_rows, split, stack
+from app.gpu.models.adapters import Dense, Sites
 from app.gpu.weights.bundles import Bundle
 from app.gpu.weights.source import WeightSource
 from app.model_store.saved import Config
@@ -28,7 +28,7 @@ Elementwise = Callable[[Tensor], Tensor]
 class Writer(NamedTuple):
     """An output projection whose whole result is added to the residual stream."""
 
-    linear: Linear
+    linear: Dense
     scale: float
     """The factor of its result."""
     norm: tuple[Weight, float] | None = None
@@ -68,7 +68,7 @@ class Parts:
         *,
         bias: bool,
         orders: Mapping[str, Tensor] = MappingProxyType({}),
-    ) -> Linear:
+    ) -> Dense:
         """One layer of the output features of all `modules`, in their order. Each name has the sizes of the parts that
         its features are made of: of every part the shard has its share. `orders` are those of the features of some
         modules, `[features]` int64 on the host; others have theirs.
@@ -85,12 +85,8 @@ class Parts:
         linear = self.bundle.linear(stack(weights), torch.cat(biases) if bias else None)
         return self.sites.adapted(linear, {name: sum(sizes) for name, sizes in modules.items()}, inputs, orders)
 
-    def summed(self, name: str, outputs: int, inputs: int, *, bias: bool) -> Linear:
-        """The layer that takes what each shard has of `inputs`."""
-        return self.shard.summed(self.part_of_sum(name, outputs, inputs, bias=bias))
-
-    def part_of_sum(self, name: str, outputs: int, inputs: int, *, bias: bool) -> Linear:
-        """The same, of which all shards' results are yet to be summed."""
+    def part_of_sum(self, name: str, outputs: int, inputs: int, *, bias: bool = False) -> Dense:
+        """The layer that takes what the shard has of `inputs`. `Shard.total` sums the results of all."""
         weight = self.shard.columns(self._matrix(name, outputs, inputs))
         taken = self.shard.once(self.source.take(f"{name}.bias", (outputs,))) if bias else None
         return self.sites.adapted(self.bundle.linear(weight, taken), {name: outputs}, inputs)

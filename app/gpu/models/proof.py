@@ -63,15 +63,6 @@ class Past(DynamicLayer):
         return self.length
 
 
-class _PastAndFold(LinearAttentionAndFullAttentionLayer):
-    """The same for a layer that folds too, into a state that begins where its own tokens do."""
-
-    def __init__(self, past: Past) -> None:
-        super().__init__()
-        self.update = past.update  # type: ignore[method-assign]
-        self.get_seq_length = past.get_seq_length  # type: ignore[method-assign]
-
-
 def make_past(past: Past, config: Any, decoder: nn.Module, layers: int, *, folds: bool) -> Cache:
     """A cache with the `past` of every layer that attends, as Transformers makes it for this config."""
     if not folds:
@@ -87,7 +78,9 @@ def make_past(past: Past, config: Any, decoder: nn.Module, layers: int, *, folds
     cache = DynamicCache(config=config)
     for index, layer in enumerate(cache.layers):
         if isinstance(layer, LinearAttentionAndFullAttentionLayer):
-            cache.layers[index] = _PastAndFold(past)
+            both: Any = LinearAttentionAndFullAttentionLayer()  # its state begins where its own tokens do
+            both.update, both.get_seq_length = past.update, past.get_seq_length
+            cache.layers[index] = both
         elif isinstance(layer, CacheLayerMixin):
             cache.layers[index] = past
     return cache

@@ -23,7 +23,7 @@ Kept = tuple[Convolution] | tuple[Convolution, Recurrence]
 
 
 class Folding(ABC):
-    """What mixes tokens in a layer. `DecoderLayer` adds norms and the residual stream."""
+    """What mixes tokens in a layer. `decoder_layer` adds norms and the residual stream."""
 
     @abstractmethod
     def __init__(self, parts: Parts, name: str) -> None:
@@ -87,7 +87,7 @@ class ShortConvolution(Folding):
         config, hidden, module = parts.config, parts.config.hidden_size, f"{name}.conv"
         self._input = parts.cut({f"{module}.in_proj": [hidden] * 3}, hidden, bias=config.conv_bias)
         self._hold_convolution(parts, f"{module}.conv", bias=config.conv_bias)
-        self._output = parts.summed(f"{module}.out_proj", hidden, hidden, bias=config.conv_bias)
+        self._output = parts.part_of_sum(f"{module}.out_proj", hidden, hidden, bias=config.conv_bias)
 
     @staticmethod
     def kept(config: Config, dtype: torch.dtype, first: int) -> tuple[Convolution]:
@@ -124,17 +124,15 @@ def _hold_rates(parts: Parts, module: str, heads: int) -> tuple[Weight, Weight]:
 class GatedDeltaNet(Folding):
     """Gated DeltaNet (Yang et al., arXiv:2412.06464), in layers of Qwen3.5: queries, keys and values go through a short
     convolution. A matrix of each head then forgets, is corrected towards the value at the key, and is read at the
-    query. What is read is normed and gated.
+    query. What is read is normed and gated. Checkpoints of Qwen3-Next have all that belongs to a key head together, in
+    two matrices.
     """
-
-    _by_head = False
-    """Whether the checkpoint has all that belongs to a key head together, in two matrices."""
 
     def __init__(self, parts: Parts, name: str) -> None:
         hidden, module = parts.config.hidden_size, f"{name}.linear_attn"
         convolution, self._recurrence = self.kept(parts.config, parts.dtype, parts.first_state)
         self._channels, heads, values = convolution.channels, self._recurrence.heads, self._recurrence.values
-        if self._by_head:
+        if parts.config.model_type == "qwen3_next":
             qkvz, ba = f"{module}.in_proj_qkvz", f"{module}.in_proj_ba"
             inputs, gates = {qkvz: [self._channels + heads * values]}, {ba: [2 * heads]}
             orders = {qkvz: _apart(self._recurrence), ba: _halves(self._recurrence)}
@@ -146,7 +144,7 @@ class GatedDeltaNet(Folding):
         self._hold_convolution(parts, f"{module}.conv1d", bias=False)
         self._rates, self._time_bias = _hold_rates(parts, module, heads)
         self._norm = parts.hold(f"{module}.norm.weight", values)
-        self._output = parts.summed(f"{module}.out_proj", hidden, heads * values, bias=False)
+        self._output = parts.part_of_sum(f"{module}.out_proj", hidden, heads * values)
 
     @staticmethod
     def kept(config: Config, dtype: torch.dtype, first: int) -> tuple[Convolution, Recurrence]:
@@ -165,12 +163,6 @@ class GatedDeltaNet(Folding):
         mixed, z = self._convolve(projected[:, : self._channels], batch), projected[:, self._channels :]
         weights = self._rates.tensor, self._time_bias.tensor, self._norm.tensor
         return self._output(recur(mixed, self._gates(normed), weights, batch, self._recurrence, z))
-
-
-class GroupedDeltaNet(GatedDeltaNet):
-    """The same as Qwen3-Next's checkpoints have it."""
-
-    _by_head = True
 
 
 def _apart(shape: Recurrence) -> Tensor:
@@ -241,7 +233,7 @@ class Mamba2(Folding):
         self._norm = None
         if getattr(config, "mamba_rms_norm", True):
             self._norm = hold(parts.source.take(f"{module}.norm.weight", (self._width,)).view(groups, -1))
-        self._output = parts.summed(f"{module}.out_proj", hidden, self._width, bias=leaves)
+        self._output = parts.part_of_sum(f"{module}.out_proj", hidden, self._width, bias=leaves)
 
     @staticmethod
     def kept(config: Config, dtype: torch.dtype, first: int) -> tuple[Convolution, Recurrence]:

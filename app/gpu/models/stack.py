@@ -24,9 +24,9 @@ from app.gpu.models.adapters import Sites
 from app.gpu.models.base import finish
 from app.gpu.models.elementwise import softcap_
 from app.gpu.models.layers import (
-    DecoderLayer,
     Norm,
     attends,
+    decoder_layer,
     embedding_scale,
     folded_bytes,
     kv_shape,
@@ -75,7 +75,7 @@ class OwnStack:
         for index in range(self.num_layers):
             with weights.bundle() as bundle:
                 parts = made(bundle, state_bytes(states[:index]))
-                self._layers.append(DecoderLayer(attention, tables, index, parts))
+                self._layers.append(decoder_layer(attention, tables, index, parts))
                 state = states[index]
                 if isinstance(state, FoldState):
                     states[index] = replace(state, fits=parts.state_fits)

@@ -1,4 +1,4 @@
-"""The families that run on `layers.DecoderLayer`, and how they differ. A new one is a line of `VARIANTS`."""
+"""The families that run on `layers.decoder_layer`, and how they differ. A new one is a line of `VARIANTS`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any, cast
 
 from app.gpu.models.feed_forward import PROJECTIONS, Mixture, Projections
-from app.gpu.models.recurrent import READ, Folding, GatedDeltaNet, GroupedDeltaNet, Mamba2, ShortConvolution
+from app.gpu.models.recurrent import READ, Folding, GatedDeltaNet, Mamba2, ShortConvolution
 from app.model_store.saved import Config
 
 Norms = tuple[str | None, str | None, str | None, str | None]
@@ -287,7 +287,7 @@ VARIANTS = {
     "qwen2_moe": Variant(("qkv_bias", "layer_types"), output_bias=False, experts=_qwen2_moe),
     "qwen3": Variant(("attention_bias", "layer_types"), qk_norm=True),
     "qwen3_moe": Variant(("attention_bias", "sliding_window"), qk_norm=True, experts=_qwen3_moe),
-    "qwen3_next": replace(_HYBRID, experts=_qwen2_moe, folding=GroupedDeltaNet),
+    "qwen3_next": replace(_HYBRID, experts=_qwen2_moe),
     "qwen3_5_text": _HYBRID,
     "qwen3_5_moe_text": replace(_HYBRID, experts=_qwen3_5_moe),
     "lfm2": replace(_SHORT, width=_lfm2_width),

@@ -295,10 +295,6 @@ class Shard:
         """The bias of a layer whose results are summed: one rank adds it."""
         return bias if self.rank == 0 else None
 
-    def summed(self, linear: Linear) -> Linear:
-        """The layer whose inputs are cut, which gives the sum over all ranks."""
-        return linear if self.ranks == 1 else _Summed(linear, self.total)
-
     def _part_of(self, matrix: Matrix, length: int) -> Matrix:
         """A copy of this rank's `length` rows, so that the whole is not kept."""
         return _like(matrix, stored_rows(matrix).split(length)[self.rank].clone())
@@ -309,21 +305,6 @@ class Shard:
 
 WHOLE = Shard()
 """Of a model that one process runs."""
-
-
-class _Summed:
-    """A layer of which each rank has some inputs: the sum of all ranks' results."""
-
-    def __init__(self, linear: Linear, total: Callable[[Tensor], Tensor]) -> None:
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._linear, self._total = linear, total
-
-    @property
-    def weights(self) -> Sequence[Weight]:
-        return self._linear.weights
-
-    def __call__(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
-        return self._total(self._linear(x, starts))
 
 
 def _block_length(kind: str | Grouped) -> int:
