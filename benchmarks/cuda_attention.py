@@ -8,13 +8,14 @@ they are held against is that of a copy on the same device, bytes read and writt
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from triton.testing import do_bench_cudagraph
 
-from app.gpu.kernels.attention.base import AttentionSpec, make_batch
-from app.gpu.kernels.attention.cuda import CudaAttention
+from app.gpu.kernels.attention.base import Attention, AttentionSpec, make_batch
+from app.gpu.kernels.attention.cuda import attend_on_cuda
 
 BLOCK_SIZE = 16
 POOL_BYTES = 1 << 30
@@ -64,7 +65,7 @@ def attention_seconds(shape: Shape, rows: int, context: int, dtype: torch.dtype,
     query, key, value = fused.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
     spec = AttentionSpec(scale=shape.head_dim**-0.5)
 
-    def paged(attention: CudaAttention) -> Run:
+    def paged(attention: Attention) -> Run:
         return lambda: [attention(query, key, value, pool[:, layer], batch, spec) for layer in range(layers)]
 
     contiguous = pool.view(layers, 2, rows, shape.kv_heads, blocks * BLOCK_SIZE, shape.head_dim)
@@ -76,7 +77,7 @@ def attention_seconds(shape: Shape, rows: int, context: int, dtype: torch.dtype,
             for keys, values in contiguous
         ]
 
-    runs = (paged(CudaAttention()), paged(CudaAttention(batch_invariant=True)), dense)
+    runs = (paged(attend_on_cuda), paged(partial(attend_on_cuda, batch_invariant=True)), dense)
     return [_seconds(run) / layers for run in runs]
 
 

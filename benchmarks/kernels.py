@@ -15,7 +15,7 @@ from torch import Tensor
 
 from app.gpu.device.hardware import dtype_name
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, make_batch
-from app.gpu.kernels.attention.cpu import PagedCpuAttention
+from app.gpu.kernels.attention.cpu import attend_on_cpu
 from app.gpu.kernels.cpu.compile import compiled_features
 from app.gpu.kernels.cpu.tiles import multiplies_pairs
 from app.gpu.kernels.linear import DenseLinear, linear_maker
@@ -151,9 +151,9 @@ def _attention_variants(rows: int, context: int) -> Variants:
 
     contiguous = torch.randn(POOL_LAYERS, 2, rows, KV_HEADS, context, HEAD_DIM)
     return {
-        "paged float32": paged(PagedCpuAttention(), pool),
-        "paged bfloat16": paged(PagedCpuAttention(), pool.bfloat16()),
-        "paged float16": paged(PagedCpuAttention(), pool.half()),
+        "paged float32": paged(attend_on_cpu, pool),
+        "paged bfloat16": paged(attend_on_cpu, pool.bfloat16()),
+        "paged float16": paged(attend_on_cpu, pool.half()),
         "contiguous SDPA": lambda: [
             F.scaled_dot_product_attention(query[:, :, None], key, value, enable_gqa=True) for key, value in contiguous
         ],

@@ -27,8 +27,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from app.gpu.kernels.attention.base import FLOAT8, AttentionSpec, make_batch
-from app.gpu.kernels.attention.cuda import PROMPT_ROWS
-from app.gpu.kernels.attention.triton_paged import LEAST_ROWS, attend, store
+from app.gpu.kernels.attention.cuda import LEAST_ROWS, PROMPT_ROWS, attend, store
 from app.gpu.kernels.folding import Convolution, Recurrence
 from app.gpu.kernels.folding.triton_folding import convolve, recur
 from app.gpu.kernels.linear.eight_bits import INT8_BLOCK, float8_rows

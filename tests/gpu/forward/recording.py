@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from app.gpu.forward.graphs import CudaRecorder
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch
-from app.gpu.kernels.attention.cpu import PagedCpuAttention
+from app.gpu.kernels.attention.cpu import attend_on_cpu
 from app.gpu.models import load_stack
 from tests.gpu.breakpoints.breaking_models import TinyModel, make_tiny
 
@@ -29,9 +29,6 @@ class PaddedAttention:
     """The CPU attention on a batch's real rows. Like `cuda` it stores nothing for padding rows (see `Batch`), gives
     zeros for them, and reads nothing else of a decode row but tensors.
     """
-
-    def __init__(self) -> None:
-        self._paged = PagedCpuAttention()
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec
@@ -48,7 +45,7 @@ class PaddedAttention:
         assert not batch.positions.numpy()[padding].any()
         assert not batch.block_tables[:, :1].numpy()[padding].any()
         if not len(padding):
-            return self._paged(query, key, value, kv, batch, spec)
+            return attend_on_cpu(query, key, value, kv, batch, spec)
         real = torch.empty(batch.decodes - len(padding), dtype=torch.int64)
         real.numpy()[:] = np.flatnonzero(contexts)  # as on a device, where nobody on the host knows them
         live = replace(
@@ -62,7 +59,7 @@ class PaddedAttention:
         )
         output = torch.zeros(query.shape, dtype=query.dtype)
         if len(real):
-            output[real] = self._paged(query[real], key[real], value[real], kv, live, spec)
+            output[real] = attend_on_cpu(query[real], key[real], value[real], kv, live, spec)
         return output
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from transformers import AutoConfig
 from app.gpu.forward.graphs import layer_by_layer
 from app.gpu.forward.programs import RecordedLayers
 from app.gpu.kernels.attention.base import Batch, make_batch, to_rows
-from app.gpu.kernels.attention.cpu import PAGED_TOKENS, PagedCpuAttention
+from app.gpu.kernels.attention.cpu import PAGED_TOKENS, attend_on_cpu
 from app.gpu.kernels.linear.base import MatmulPrecision
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import load_stack
@@ -43,7 +44,7 @@ def load(case: str, dtype: torch.dtype = torch.float32, *, in_bfloat16: bool = F
         model,
         device=CPU,
         dtype=dtype,
-        attention=PagedCpuAttention(in_bfloat16=in_bfloat16),
+        attention=partial(attend_on_cpu, in_bfloat16=in_bfloat16),
         max_model_len=POSITIONS,
         products=MatmulPrecision.BFLOAT16 if in_bfloat16 else MatmulPrecision.FLOAT32,
     )

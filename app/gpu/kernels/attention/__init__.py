@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,12 +18,12 @@ def attention_for(device: torch.device, *, batch_invariant: bool = False, in_bfl
     other tokens of its batch, nor on how its prompt is cut. With `in_bfloat16` a CPU multiplies prompts in bfloat16.
     """
     if device.type == "cuda":
-        from app.gpu.kernels.attention.cuda import CudaAttention  # imports Triton, which only a GPU needs
+        from app.gpu.kernels.attention.cuda import attend_on_cuda  # imports Triton, which only a GPU needs
 
-        return CudaAttention(batch_invariant=batch_invariant)
-    from app.gpu.kernels.attention.cpu import PagedCpuAttention  # imports Numba, which only a CPU needs
+        return partial(attend_on_cuda, batch_invariant=batch_invariant)
+    from app.gpu.kernels.attention.cpu import attend_on_cpu  # imports Numba, which only a CPU needs
 
-    return PagedCpuAttention(batch_invariant=batch_invariant, in_bfloat16=in_bfloat16)
+    return partial(attend_on_cpu, batch_invariant=batch_invariant, in_bfloat16=in_bfloat16)
 
 
 def tokens_alike(device: torch.device, *, batch_invariant: bool) -> int:

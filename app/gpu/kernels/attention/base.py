@@ -189,21 +189,17 @@ class AttentionSpec:
     sinks: Tensor | None = None
 
 
-class Attention(Protocol):
-    """A backend. Stateless between calls: everything it needs is an argument."""
+Attention = Callable[[Tensor, Tensor, Tensor, Tensor, Batch, AttentionSpec], Tensor]
+"""A backend, of a query, key, value, kv, batch and spec, that keeps nothing between calls. It writes keys and values at
+the batch's slots of `kv`, then attends causally.
 
-    def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec
-    ) -> Tensor:
-        """Write `key` and `value` at the batch's slots of `kv`, then attend causally.
-
-        query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, head_dim]`;
-        kv: one layer of the pool, `[blocks, 2, kv_heads, block_size, columns]`, any strides with the last two dense.
-        Its dtype is that of the queries, or a half type under float32, or float8; see above. Keys and values are
-        rounded to it, to nearest even, and queries see what the pool holds, of their own batch too.
-        `heads` is a multiple of `kv_heads`; query head h reads key head `h // (heads // kv_heads)`.
-        Returns `[tokens, heads, head_dim]`, contiguous.
-        """
+query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, head_dim]`;
+kv: one layer of the pool, `[blocks, 2, kv_heads, block_size, columns]`, any strides with the last two dense. Its dtype
+is that of the queries, or a half type under float32, or float8; see above. Keys and values are rounded to it, to
+nearest even, and queries see what the pool holds, of their own batch too.
+`heads` is a multiple of `kv_heads`; query head h reads key head `h // (heads // kv_heads)`.
+Returns `[tokens, heads, head_dim]`, contiguous.
+"""
 
 
 def tapped(

@@ -15,7 +15,7 @@ class ReferenceAttention:
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec
     ) -> Tensor:
-        """As `Attention.__call__` says."""
+        """As `Attention` says."""
         kv[batch.slot_blocks, 0, :, batch.slot_offsets] = to_rows(key, kv.dtype)
         kv[batch.slot_blocks, 1, :, batch.slot_offsets] = to_rows(value, kv.dtype)
         output = torch.empty_like(query, memory_format=torch.contiguous_format)

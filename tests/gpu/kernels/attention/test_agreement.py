@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
 from app.gpu.kernels.attention import attention_pattern, pattern_by_operators
 from app.gpu.kernels.attention.base import AttentionSpec, from_rows, make_batch
-from app.gpu.kernels.attention.cpu import PagedCpuAttention, store
+from app.gpu.kernels.attention.cpu import attend_on_cpu, store
 from tests.gpu.kernels.attention.drawing import (
     CUDA,
     DEVICES,
@@ -205,7 +206,7 @@ def test_the_number_of_threads_does_not_change_a_bit() -> None:
     outputs = []
     for threads in (1, 5):
         torch.set_num_threads(threads)
-        outputs.append(draw_inputs(Shape([(700, 1), (3, 1), (129, 1)])).run(PagedCpuAttention()))
+        outputs.append(draw_inputs(Shape([(700, 1), (3, 1), (129, 1)])).run(attend_on_cpu))
     assert torch.equal(*outputs)
 
 
@@ -217,7 +218,7 @@ def test_a_prompt_at_once_in_parts_and_token_by_token_has_the_same_bits_if_that_
     pool_dtype: torch.dtype,
 ) -> None:
     """A query sees the keys and values of its own step as every later one does: rounded."""
-    attention, shape = PagedCpuAttention(batch_invariant=True), Shape([(0, 70)], pool_dtype=pool_dtype)
+    attention, shape = partial(attend_on_cpu, batch_invariant=True), Shape([(0, 70)], pool_dtype=pool_dtype)
     expected = draw_inputs(shape).run(attention)
     for cuts in ([(0, 20), (20, 3), (23, 47)], [(position, 1) for position in range(70)]):
         parts = [part.run(attention) for part in chunks(draw_inputs(shape), cuts)]
@@ -232,7 +233,7 @@ def test_where_a_prompt_is_cut_does_not_change_a_bit(
     window: int | None, head_dim: int, pool_dtype: torch.dtype, in_bfloat16: bool
 ) -> None:
     """By kernels that other tests here compile: each takes seconds."""
-    attention, spec = PagedCpuAttention(in_bfloat16=in_bfloat16), AttentionSpec(scale=0.3, window=window)
+    attention, spec = partial(attend_on_cpu, in_bfloat16=in_bfloat16), AttentionSpec(scale=0.3, window=window)
     whole = draw_inputs(Shape([(0, 1000)], head_dim=head_dim, pool_dtype=pool_dtype, spec=spec))
     expected = whole.run(attention)
     table, pool = whole.batch.block_tables[0].tolist(), whole.pool
@@ -254,10 +255,11 @@ def test_prompts_in_bfloat16_agree_with_the_reference_as_far_as_that_rounds(
 def test_keys_and_values_that_round_alike_give_prompts_in_bfloat16_the_same_bits() -> None:
     drawn = draw_inputs(Shape([(0, 70)]))
     alike = replace(drawn, key=rounded(drawn.key, torch.bfloat16), value=rounded(drawn.value, torch.bfloat16))
-    assert torch.equal(drawn.run(PagedCpuAttention(in_bfloat16=True)), alike.run(PagedCpuAttention(in_bfloat16=True)))
-    assert not torch.equal(drawn.run(PagedCpuAttention()), alike.run(PagedCpuAttention()))
+    in_bfloat16 = partial(attend_on_cpu, in_bfloat16=True)
+    assert torch.equal(drawn.run(in_bfloat16), alike.run(in_bfloat16))
+    assert not torch.equal(drawn.run(attend_on_cpu), alike.run(attend_on_cpu))
 
 
 def test_single_queries_stay_in_float32_beside_prompts_in_bfloat16() -> None:
     drawn = draw_inputs(Shape([(300, 1), (20, 1), (0, 50)]))
-    assert torch.equal(drawn.run(PagedCpuAttention(in_bfloat16=True))[:2], drawn.run(PagedCpuAttention())[:2])
+    assert torch.equal(drawn.run(partial(attend_on_cpu, in_bfloat16=True))[:2], drawn.run(attend_on_cpu)[:2])

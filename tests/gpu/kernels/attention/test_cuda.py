@@ -32,9 +32,8 @@ from tests.gpu.kernels.attention.drawing import (
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from app.gpu.forward.graphs import waiting_forbidden
-from app.gpu.kernels.attention import cuda, triton_paged
+from app.gpu.kernels.attention import cuda
 from app.gpu.kernels.attention.base import AttentionSpec, Batch, make_batch
-from app.gpu.kernels.attention.cuda import CudaAttention
 
 DEVICE = DEVICES["cuda"]
 DTYPES = [
@@ -111,13 +110,13 @@ def test_prompts_of_all_rows_run_in_one_launch(
     spec: AttentionSpec,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    launched = list[int]()
+    launched, attend = list[int](), cuda.attend
 
-    def attend(query: Tensor, *rest: Any, **options: Any) -> None:
+    def noted(query: Tensor, *rest: Any, **options: Any) -> None:
         launched.append(len(query))
-        triton_paged.attend(query, *rest, **options)
+        attend(query, *rest, **options)
 
-    monkeypatch.setattr(cuda, "attend", attend)
+    monkeypatch.setattr(cuda, "attend", noted)
     rows = [(n, 1) for n in range(decodes)] + PROMPTS
     shape = Shape(rows, heads, 2, head_dim=12, dtype=dtype, pool_dtype=pool_dtype, spec=spec)
     assert_agrees("cuda", shape, tolerance=1e-4 if dtype is torch.float32 else 0.02)
@@ -128,7 +127,7 @@ def test_prompts_of_all_rows_run_in_one_launch(
 def processors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Multiprocessors of the device, for all of which keys are cut into parts."""
     count: int = request.param
-    monkeypatch.setattr(triton_paged, "_processors", lambda device: count)
+    monkeypatch.setattr(cuda, "_processors", lambda device: count)
     return count
 
 
@@ -142,7 +141,8 @@ def test_splitting_the_keys_changes_no_result(processors: int, spec: AttentionSp
         shape = Shape(rows, head_dim=12, spec=spec, has_sinks=has_sinks)
         assert_agrees("cuda", shape)
         whole, found = (
-            draw_inputs(shape, device=DEVICE).run(CudaAttention(batch_invariant=each)) for each in (True, False)
+            draw_inputs(shape, device=DEVICE).run(partial(cuda.attend_on_cuda, batch_invariant=each))
+            for each in (True, False)
         )
         assert torch.equal(found, whole) == (processors == 1), "whether they are split"
 
@@ -151,7 +151,7 @@ def test_splitting_the_keys_changes_no_result(processors: int, spec: AttentionSp
 def test_not_a_number_shows() -> None:
     inputs = draw_inputs(Shape([(300, 1), (300, 1)]), device=DEVICE)
     inputs.key[1, 0, 0] = float("nan")
-    broken = inputs.run(CudaAttention()).isnan()
+    broken = inputs.run(cuda.attend_on_cuda).isnan()
     assert not broken[0].any()
     assert broken[1, :3].all()
     assert not broken[1, 3:].any()
@@ -188,7 +188,7 @@ def _dirty_memory() -> Iterator[None]:
 def test_padding_rows_give_zeros_and_write_nothing() -> None:
     inputs = draw_inputs(Shape([(0, 1), (300, 1)]), device=DEVICE)
     bucket = padded(inputs, rows=3)
-    expected, output = inputs.run(CudaAttention()), bucket.run(CudaAttention())
+    expected, output = inputs.run(cuda.attend_on_cuda), bucket.run(cuda.attend_on_cuda)
     assert torch.equal(output[:2], expected)
     assert not output[2:].any()
     torch.testing.assert_close(bucket.pool, inputs.pool, rtol=0, atol=0, equal_nan=True)
@@ -197,9 +197,9 @@ def test_padding_rows_give_zeros_and_write_nothing() -> None:
 def test_block_tables_may_hold_anything_past_the_context() -> None:
     """As a graph's do, which keep entries of earlier steps."""
     inputs = draw_inputs(Shape([(20, 1), (300, 1)]), device=DEVICE)
-    expected = inputs.run(CudaAttention())
+    expected = inputs.run(cuda.attend_on_cuda)
     inputs.batch.block_tables[0, 2:] = torch.iinfo(torch.int32).max
-    assert torch.equal(inputs.run(CudaAttention()), expected)
+    assert torch.equal(inputs.run(cuda.attend_on_cuda), expected)
 
 
 @pytest.mark.usefixtures("rows_alike")
@@ -210,7 +210,7 @@ def test_cutting_a_prompt_changes_no_bit_in_the_batch_invariant_mode(
     head_dim: int, dtype: torch.dtype, spec: AttentionSpec
 ) -> None:
     shape = Shape([(40, 60)], heads=3, kv_heads=1, head_dim=head_dim, dtype=dtype, pool_dtype=dtype, spec=spec)
-    attention = CudaAttention(batch_invariant=True)
+    attention = partial(cuda.attend_on_cuda, batch_invariant=True)
     whole = draw_inputs(shape, device=DEVICE).run(attention)
     cuts = [(40, 1), (41, 2), (43, 27), (70, 1), (71, 29)]
     pieces = [chunk.run(attention) for chunk in chunks(draw_inputs(shape, device=DEVICE), cuts)]
@@ -224,7 +224,7 @@ def test_the_rest_of_the_batch_and_the_place_of_blocks_change_no_bit_in_the_batc
 ) -> None:
     rows = [(140, 1), (20, 1), (5, 20), (30, 12)]
     together = draw_inputs(Shape(rows, dtype=dtype, pool_dtype=dtype), device=DEVICE)
-    attention = CudaAttention(batch_invariant=True)
+    attention = partial(cuda.attend_on_cuda, batch_invariant=True)
     output = together.run(attention)
     for index, row in enumerate(together.batch.rows):
         alone = moved(together, index).run(attention)
@@ -249,8 +249,8 @@ def test_a_pool_of_more_than_two_to_the_31_elements() -> None:
     batch = make_batch([(40, 1), (0, 1)], [[2, 0, 2], [1]], 16, DEVICE)
     query, key, value = torch.randn(3, 2, 1, 64, device=DEVICE).half()
     spec = AttentionSpec(0.125)
-    output = CudaAttention()(query, key, value, far, batch, spec)
-    assert torch.equal(output, CudaAttention()(query, key, value, near, batch, spec))
+    output = cuda.attend_on_cuda(query, key, value, far, batch, spec)
+    assert torch.equal(output, cuda.attend_on_cuda(query, key, value, near, batch, spec))
     assert torch.equal(far, near)
 
 
@@ -319,14 +319,14 @@ def test_shapes_of_real_models(
 def test_the_host_never_waits_for_the_device(batch_invariant: bool) -> None:
     inputs = draw_inputs(Shape(MIXED, head_dim=64, dtype=torch.float16, pool_dtype=torch.float16), device=DEVICE)
     with waiting_forbidden():
-        inputs.run(CudaAttention(batch_invariant=batch_invariant))
+        inputs.run(partial(cuda.attend_on_cuda, batch_invariant=batch_invariant))
 
 
 @on_a_device
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_a_recorded_decode_step_follows_what_its_tensors_hold_at_replay(batch_invariant: bool) -> None:
     dtype = torch.bfloat16
-    attention = CudaAttention(batch_invariant=batch_invariant)
+    attention = partial(cuda.attend_on_cuda, batch_invariant=batch_invariant)
     shape = partial(Shape, heads=32, kv_heads=8, head_dim=128, dtype=dtype, pool_dtype=dtype)
     recorded = draw_inputs(shape([(3000, 1), (17, 1), (0, 1)]), device=DEVICE)
     recorded.run(attention)  # compiles

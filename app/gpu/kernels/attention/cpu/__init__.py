@@ -23,42 +23,45 @@ _CHUNK_ELEMENTS = 8192
 _MAGNITUDE, _ROUNDER = np.int32(eight_bits.MAGNITUDE), np.float32(eight_bits.ROUNDER)
 
 
-class PagedCpuAttention:
+def attend_on_cpu(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kv: Tensor,
+    batch: Batch,
+    spec: AttentionSpec,
+    *,
+    batch_invariant: bool = False,
+    in_bfloat16: bool = False,
+) -> Tensor:
     """An `Attention`. Both kernels compute in float32, over keys and values as the pool has rounded them, those of the
     batch included. Queries of a half type are widened, and what they get is rounded once.
 
     `in_bfloat16`: what prompts multiply is rounded to bfloat16, and summed in float32.
     `batch_invariant`: prompts attend one query at a time too, in float32, which is slower.
     """
-
-    def __init__(self, *, batch_invariant: bool = False, in_bfloat16: bool = False) -> None:
-        self._in_bfloat16 = in_bfloat16
-        self._paged_tokens = sys.maxsize if batch_invariant else PAGED_TOKENS
-
-    def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec
-    ) -> Tensor:
-        key, value, wide = dense_heads(key), dense_heads(value), dense_heads(query)
-        store(key, value, kv, batch.slot_blocks, batch.slot_offsets)
-        if query.dtype is not torch.float32:
-            wide = rounded(wide, torch.float32)
-        output = torch.empty(query.shape, dtype=torch.float32)
-        short = count_short(batch, self._paged_tokens)
-        first = batch.rows[short].start if short < len(batch.rows) else len(query)
-        if first:
-            tables = token_tables(batch, short)
-            attend_queries(wide[:first], kv, tables, batch.positions[:first], spec, output[:first])
-        prompts = list[int]()
-        for index, row in enumerate(batch.rows[short:], short):
-            tokens = slice(row.start, row.start + row.length)
-            if row.length <= self._paged_tokens:
-                tables = batch.block_tables[index].expand(row.length, -1)
-                attend_queries(wide[tokens], kv, tables, batch.positions[tokens], spec, output[tokens])
-            else:
-                prompts.append(index)
-        if prompts:
-            attend_prompts(wide, kv, batch, prompts, spec, output, in_bfloat16=self._in_bfloat16)
-        return output if query.dtype is torch.float32 else rounded(output, query.dtype)
+    most = sys.maxsize if batch_invariant else PAGED_TOKENS
+    key, value, wide = dense_heads(key), dense_heads(value), dense_heads(query)
+    store(key, value, kv, batch.slot_blocks, batch.slot_offsets)
+    if query.dtype is not torch.float32:
+        wide = rounded(wide, torch.float32)
+    output = torch.empty(query.shape, dtype=torch.float32)
+    short = count_short(batch, most)
+    first = batch.rows[short].start if short < len(batch.rows) else len(query)
+    if first:
+        tables = token_tables(batch, short)
+        attend_queries(wide[:first], kv, tables, batch.positions[:first], spec, output[:first])
+    prompts = list[int]()
+    for index, row in enumerate(batch.rows[short:], short):
+        tokens = slice(row.start, row.start + row.length)
+        if row.length <= most:
+            tables = batch.block_tables[index].expand(row.length, -1)
+            attend_queries(wide[tokens], kv, tables, batch.positions[tokens], spec, output[tokens])
+        else:
+            prompts.append(index)
+    if prompts:
+        attend_prompts(wide, kv, batch, prompts, spec, output, in_bfloat16=in_bfloat16)
+    return output if query.dtype is torch.float32 else rounded(output, query.dtype)
 
 
 def count_short(batch: Batch, most: int = PAGED_TOKENS) -> int:
