@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import finalize
 
 import torch
@@ -25,9 +25,9 @@ from app.gpu.forward.graphs import layer_by_layer
 from app.gpu.forward.inputs import FixedBatch
 from app.gpu.kernels.attention.base import AttentionSpec, Batch, RowShape, Taps
 from app.gpu.kernels.attention.cpu import PAGED_TOKENS, count_short, token_tables
-from app.gpu.kernels.attention.cpu.prompts import PlacedPrompts, PromptArguments
-from app.gpu.kernels.cpu import recorded_by
-from app.gpu.kernels.cpu.launch import Launch, Program
+from app.gpu.kernels.attention.cpu.prompts import Arrays, PromptArguments, place_prompts
+from app.gpu.kernels.cpu import Launch, recorded_by
+from app.gpu.kernels.cpu.launch import Program
 from app.gpu.kv.pools import KVPool
 from app.gpu.models.base import LayerStack
 
@@ -85,12 +85,8 @@ def memory_of(tensor: Tensor) -> Callable[[int], Tensor]:
     return first
 
 
-class Mark(NamedTuple):
-    """A point inside a layer, before launch `launch`. `tell` tells taps of it, of so many tokens of a batch."""
-
-    launch: int
-    point: Point
-    tell: Callable[[Taps, int, Batch], None]
+Tell = Callable[[Taps, int, Batch], None]
+"""Tells taps of a point, of so many tokens of a batch."""
 
 
 class Marks:
@@ -100,8 +96,8 @@ class Marks:
 
     def __init__(self, launches: Sequence[Launch]) -> None:
         self._launches = launches
-        self.found: list[Mark] = []
-        """In the order of the layer."""
+        self.found = list[tuple[int, Point, Tell]]()
+        """Points in the order of the layer, each with the number of the launch before which it is."""
 
     def of_row(self, index: int) -> Taps:
         """Of rows by themselves nothing is recorded."""
@@ -133,8 +129,8 @@ class Marks:
         here = memory_of(query)
         self._note(Point.PATTERN, lambda taps, tokens, batch: taps.pattern(here(tokens), kv, batch, spec))
 
-    def _note(self, point: Point, tell: Callable[[Taps, int, Batch], None]) -> None:
-        self.found.append(Mark(len(self._launches), point, tell))
+    def _note(self, point: Point, tell: Tell) -> None:
+        self.found.append((len(self._launches), point, tell))
 
 
 class Recording(TorchDispatchMode):
@@ -151,8 +147,8 @@ class Recording(TorchDispatchMode):
         """Layer i is launches `[starts[i], starts[i + 1])`."""
         self.hidden: list[Tensor] = []
         """Layer i reads `hidden[i]`, and writes `hidden[i + 1]`. Other layers have something else in that memory."""
-        self.marks: list[Sequence[Mark]] = []
-        """Of each layer."""
+        self.marks: list[Sequence[tuple[int, Point, Tell]]] = []
+        """Of each layer what `Marks` has found."""
         self._arena = Arena()
 
     def mark_boundary(self, hidden: Tensor) -> None:
@@ -164,7 +160,7 @@ class Recording(TorchDispatchMode):
     def within(self, arena: Arena) -> Iterator[None]:
         """Record, with tensors in `arena`."""
         self._arena = arena
-        with recorded_by(lambda function, arguments: self.launches.append(Launch(function, arguments))), self:
+        with recorded_by(self.launches.append), self:
             yield
 
     @classmethod
@@ -212,8 +208,8 @@ class RecordedLayers:
         self._given, self._arena = torch.empty(tokens, stack.hidden_size, dtype=stack.dtype), Arena()
         self._alone = torch.arange(MOST_SHORT + prompts)[:, None, None]
         """The block of each row whose state is in one of its own."""
-        self._placed: tuple[Tensor, PlacedPrompts | None] | None = None
-        """Positions of the batch that the inputs are of, and its prompts, which launches read."""
+        self._placed: tuple[Tensor, Arrays] | None = None
+        """Positions of the batch that the inputs are of, and what launches of its prompts work on."""
         # The one with the most tokens first: then the other needs no more memory.
         rows = [RowShape(token, 1, 1) for token in range(MOST_SHORT)]
         rows.append(RowShape(MOST_SHORT, max_step_tokens, max_step_tokens))  # all that is left is one prompt
@@ -249,7 +245,7 @@ class RecordedLayers:
                 tables[MOST_SHORT : MOST_SHORT + len(prompts), :width] = given[short:]
             program.set("queries", first)
             program.set("tokens", tokens)
-            self._placed = batch.positions, self._place_prompts(program, recording, prompts) if prompts else None
+            self._placed = batch.positions, self._place_prompts(program, recording, prompts) if prompts else ()
         if batch.states is not None:
             blocks = self._alone[: len(batch.states)] if batch.state_blocks is None else batch.state_blocks
             program.set("row_states", batch.states.data_ptr())
@@ -280,31 +276,23 @@ class RecordedLayers:
         start, group = recording.starts[layer], batch.by_group()[self._pool.group_of[layer]]
         if self._on_layer is not None:
             self._on_layer()
-        for mark in recording.marks[layer]:
-            if mark.point in taps.points:
-                program.run(start, mark.launch)
-                start = mark.launch
-                mark.tell(taps, tokens, group)
+        for launch, point, tell in recording.marks[layer]:
+            if point in taps.points:
+                program.run(start, launch)
+                start = launch
+                tell(taps, tokens, group)
         program.run(start, recording.starts[layer + 1])
 
-    def _place_prompts(self, program: Program, recording: Recording, rows: Sequence[RowShape]) -> PlacedPrompts | None:
-        """Tell the program for prompts where these are; what is given has memory that it reads. None: no layer attends
-        to them.
-        """
-        launched = (each.arguments for each in recording.launches)
-        heads = next((each.heads for each in launched if isinstance(each, PromptArguments)), None)
+    def _place_prompts(self, program: Program, recording: Recording, rows: Sequence[RowShape]) -> Arrays:
+        """Tell the program for prompts, if a layer attends to them, where these are. Returns what it then works on."""
+        heads = next((given.heads for _, given in recording.launches if isinstance(given, PromptArguments)), None)
         if heads is None:
-            return None
-        placed = PlacedPrompts(
-            rows,
-            range(MOST_SHORT, MOST_SHORT + len(rows)),
-            heads=heads,
-            kv_heads=self._stack.kv_heads,
-            head_dim=self._stack.head_dim,
-        )
-        for field, number in placed.arguments.items():
+            return ()
+        tables, stack = range(MOST_SHORT, MOST_SHORT + len(rows)), self._stack
+        placed, memory = place_prompts(rows, tables, heads=heads, kv_heads=stack.kv_heads, head_dim=stack.head_dim)
+        for field, number in placed.items():
             program.set(field, number)
-        return placed
+        return memory
 
     def _record(self, what: str, batch: Batch) -> tuple[Program, Recording] | None:
         """None if the model, or its attention, needs other kernels for that."""

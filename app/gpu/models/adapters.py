@@ -115,10 +115,10 @@ class Sites:
                 factors, (_, begin, order) = modules[name], self._places[name]
                 taken, given = slice(low, low + factors.rank), slice(begin, begin + self.shapes[name][0])
                 up = factors.up if order is None else factors.up[order]
-                ups.append((make(up.to(device), None), taken, given, factors.scale))
+                ups.append((make(up.to(device), None, 1), taken, given, factors.scale))
                 low += factors.rank
             down = torch.cat([modules[name].down for name in names])
-            found[number] = Addition(make(down.to(device), None), ups)
+            found[number] = Addition(make(down.to(device), None, 1), ups)
         return found
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -75,29 +74,10 @@ class Bundle:
         return linear
 
 
-class Weights(Protocol):
-    """A model's weights. `dtype` and `device` are those that it computes in and on."""
-
-    dtype: torch.dtype
-    device: torch.device
-
-    def bundle(self) -> AbstractContextManager[Bundle]:
-        """The next bundle; it is complete when the context ends. The first one made has index 0."""
-        ...
-
-    def table(self, matrix: Matrix) -> Table:
-        """A table of the rows of `matrix` `[n, width]`, which are kept as the checkpoint has them."""
-        ...
-
-    def using(self, index: int) -> AbstractContextManager[None]:
-        """Within this context the weights of bundle `index` are on the device; what is launched in it may use them. One
-        bundle at a time. Raises `WeightsLost` if it cannot be brought there; using a weight may, too.
-        """
-        ...
-
-
 class ResidentWeights:
-    """The tensors of which a model is built are kept as they are, or in a layout that multiplies faster."""
+    """The tensors of which a model is built are kept as they are, or in a layout that multiplies faster. `dtype` and
+    `device` are those that the model computes in and on.
+    """
 
     def __init__(
         self,
@@ -111,13 +91,18 @@ class ResidentWeights:
         self._linear = linear_maker(device, dtype, batch_invariant=batch_invariant, products=products)
 
     def bundle(self) -> AbstractContextManager[Bundle]:
-        return nullcontext(Bundle(lambda weight, bias, experts=1: self._linear(self._here(weight), bias, experts)))
+        """The next bundle; it is complete when the context ends. The first one made has index 0."""
+        return nullcontext(Bundle(lambda weight, bias, experts: self._linear(self._here(weight), bias, experts)))
 
     def table(self, matrix: Matrix) -> Table:
+        """A table of the rows of `matrix` `[n, width]`, which are kept as the checkpoint has them."""
         here = self._here(matrix)
         return lambda ids: look_up(here, ids).to(self.dtype)
 
     def using(self, index: int) -> AbstractContextManager[None]:
+        """Within this context the weights of bundle `index` are on the device; what is launched in it may use them. One
+        bundle at a time.
+        """
         return _HERE
 
     def _here(self, matrix: Matrix) -> Matrix:
@@ -202,8 +187,9 @@ class LoadAhead:
 
 
 class StreamedWeights:
-    """`Weights` that are streamed. The model is built once, from tensors on `meta`, which gives the layout; what they
-    hold comes from a store. A model that is built from real tensors for a `write` fills a store, and computes nothing.
+    """The same of weights that are streamed. The model is built once, from tensors on `meta`, which gives the layout;
+    what they hold comes from a store. A model that is built from real tensors for a `write` fills a store, and computes
+    nothing.
     """
 
     def __init__(
@@ -225,6 +211,7 @@ class StreamedWeights:
 
     @contextmanager
     def bundle(self) -> Iterator[Bundle]:
+        """As `ResidentWeights` has it."""
         bundle, index = Bundle(self.make_linear), len(self._weights)
         yield bundle
         tensors = [weight.tensor for weight in bundle.weights]
@@ -237,7 +224,7 @@ class StreamedWeights:
         self._unbind(index)
 
     def table(self, matrix: Matrix) -> Table:
-        """A table, of which rows come from the host: a pass needs few. The host must wait for their ids."""
+        """As `ResidentWeights` has it; rows come from the host: a pass needs few. The host must wait for their ids."""
         number, rows = len(self.layout.tables), stored_rows(matrix)
         self.layout.tables.append(Piece(tuple(rows.shape), rows.dtype, 0))
         if self._write is not None:
@@ -250,6 +237,7 @@ class StreamedWeights:
         return look_up
 
     def using(self, index: int) -> AbstractContextManager[None]:
+        """As `ResidentWeights` has it. Raises `WeightsLost` if they cannot be brought; using a weight may, too."""
         return _HERE if index in self._kept else self._bring(index)
 
     @contextmanager
@@ -365,3 +353,7 @@ class StreamedWeights:
 
     def _streamed(self) -> list[int]:
         return [index for index in range(len(self.layout.bundles)) if index not in self._kept]
+
+
+Weights = ResidentWeights | StreamedWeights
+"""A model's weights."""

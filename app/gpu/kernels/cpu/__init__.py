@@ -29,9 +29,9 @@ if _parallel is not None:
 _SOFT_PAUSE = 1
 """`omp_pause_soft` of the OpenMP 5.0 API."""
 
-Record = Callable[[int, ctypes.Structure], None]
-"""Takes a launch that is not run: a function's address and its arguments."""
-_record: ContextVar[Record | None] = ContextVar("record", default=None)
+Launch = tuple[int, ctypes.Structure]
+"""A function's address, and its arguments as it finds them."""
+_record: ContextVar[Callable[[Launch], None] | None] = ContextVar("record", default=None)
 _told: list[list[float]] = []
 """Seconds of each kernel that was compiled, for each start that is under way."""
 
@@ -42,7 +42,7 @@ def run_on_torch_threads(function: int, arguments: ctypes.Structure) -> None:
     """
     record = _record.get()
     if record is not None:
-        record(function, arguments)
+        record((function, arguments))
     elif _parallel is None:
         _Function(function)(ctypes.addressof(arguments))
     else:
@@ -50,7 +50,7 @@ def run_on_torch_threads(function: int, arguments: ctypes.Structure) -> None:
 
 
 @contextmanager
-def recorded_by(record: Record) -> Iterator[None]:
+def recorded_by(record: Callable[[Launch], None]) -> Iterator[None]:
     """Give `record` what this thread launches within the context."""
     before = _record.set(record)
     try:

@@ -9,7 +9,7 @@ import ctypes
 import inspect
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import Annotated, Any, Concatenate, Generic, NamedTuple, ParamSpec, cast, get_args, get_origin
+from typing import Annotated, Any, Concatenate, Generic, ParamSpec, cast, get_args, get_origin
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 from torch import Tensor
 
-from app.gpu.kernels.cpu import run_on_torch_threads
+from app.gpu.kernels.cpu import Launch, run_on_torch_threads
 from app.gpu.kernels.cpu.compile import c_function, inlined
 from app.gpu.kernels.cpu.intrinsics import address_of, call, fetch_add, load, pointer, relax, store
 
@@ -139,13 +139,6 @@ def _with_constants(body: FunctionType, constants: tuple[Any, ...]) -> FunctionT
     return FunctionType(code, body.__globals__, body.__name__, constants, body.__closure__)
 
 
-class Launch(NamedTuple):
-    """A kernel's address, and its arguments as it finds them."""
-
-    function: int
-    arguments: ctypes.Structure
-
-
 _ALIGNMENT = 64
 """Bytes: arguments of two kernels share no cache line."""
 _SPINS = 2048
@@ -158,18 +151,18 @@ class Program:
     """Launches in their order. The owner keeps the memory that they work on."""
 
     def __init__(self, launches: Sequence[Launch]) -> None:
-        self._kinds = [type(each.arguments) for each in launches]
-        sizes = [-(-ctypes.sizeof(each.arguments) // _ALIGNMENT) * _ALIGNMENT for each in launches]
+        self._kinds = [type(given) for _, given in launches]
+        sizes = [-(-ctypes.sizeof(given) // _ALIGNMENT) * _ALIGNMENT for _, given in launches]
         self._starts = np.cumsum([0, *sizes])
         self._fresh = np.zeros(self._starts[-1], np.uint8)
-        for start, each in zip(self._starts.tolist(), launches, strict=False):
-            self._fresh[start : start + ctypes.sizeof(each.arguments)] = np.frombuffer(bytes(each.arguments), np.uint8)
+        for start, (_, given) in zip(self._starts.tolist(), launches, strict=False):
+            self._fresh[start : start + ctypes.sizeof(given)] = np.frombuffer(bytes(given), np.uint8)
         self._fields: dict[str, NDArray[np.int64]] = {}
         """Where in the arguments of all launches a field is, counted in int64."""
         memory = np.empty(len(self._fresh) + _ALIGNMENT, np.uint8)
         self._used = memory[-memory.ctypes.data % _ALIGNMENT :][: len(self._fresh)]
         places = self._used.ctypes.data + self._starts[:-1]
-        functions = np.array([each.function for each in launches], np.int64)
+        functions = np.array([function for function, _ in launches], np.int64)
         self._operations = np.ascontiguousarray(np.stack((functions, places), axis=1))
         self._inside = np.zeros((len(launches), _ALIGNMENT // 8), np.int64)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +11,10 @@ from app.gpu.kernels.linear.base import BlockMatrix, Linear, MatmulPrecision, Ma
 from app.gpu.kernels.linear.eight_bits import FLOAT8, FLOAT8_STEP, INT8, float8_parts, int8_parts
 from app.gpu.kernels.linear.groups import Grouped
 
-
-class MakeLinear(Protocol):
-    """Makes the layer of a weight `[out, in]` and a bias `[out]`, which may be on `meta`. Or the layers of so many
-    experts: of `[experts * out, in]` and `[experts, out]`.
-    """
-
-    def __call__(self, weight: Matrix, bias: Tensor | None, experts: int = 1, /) -> Linear: ...
+MakeLinear = Callable[[Matrix, Tensor | None, int], Linear]
+"""Makes the layer of a weight `[out, in]` and a bias `[out]`, which may be on `meta`. Or the layers of so many experts:
+of `[experts * out, in]` and `[experts, out]`.
+"""
 
 
 def sums_rows_alike(device: torch.device, *, batch_invariant: bool) -> bool:

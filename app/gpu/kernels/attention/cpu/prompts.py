@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from numba.np.numpy_support import carray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from app.gpu.kernels.attention.base import AttentionSpec, Batch, RowShape
@@ -66,35 +67,31 @@ _block, _narrow_block = (make_block(2, outputs) for outputs in (PANEL, REGISTER_
 _softmax_in_registers = make_softmax(KEYS_IN_REGISTERS, rounded=True)
 
 
-class PlacedPrompts:
-    """Rows that attend as prompts: where their tokens are, and memory for what several threads find out of one.
+Arrays = Sequence[NDArray[Any]]
+"""Memory that a launch works on: it must live as long."""
+
+
+def place_prompts(
+    rows: Sequence[RowShape], tables: Sequence[int], *, heads: int, kv_heads: int, head_dim: int
+) -> tuple[dict[str, int], Arrays]:
+    """What a launch is told of rows that attend as prompts: where their tokens are, and where several threads put what
+    they find out of one. And the memory of that. `tables[i]` is the row of the block tables that `rows[i]` has.
 
     spans: `[prompts, 5]` int64: a prompt's first token, tokens and context, its row of the block tables, and where its
     states begin in `states`, float32, if it is one run. folded: `[prompts, kv_heads]` int64 zeros, which stay so.
     """
-
-    def __init__(
-        self, rows: Sequence[RowShape], tables: Sequence[int], *, heads: int, kv_heads: int, head_dim: int
-    ) -> None:
-        """`tables[i]` is the row of the block tables that `rows[i]` has."""
-        group = heads // kv_heads
-        self.run = max(1, RUN_LANES // group)
-        self.spans, floats = np.empty((len(rows), 5), np.int64), 0
-        for index, (row, table) in enumerate(zip(rows, tables, strict=True)):
-            self.spans[index] = row.start, row.length, row.context, table, floats
-            if row.length <= self.run:
-                lanes = -(-row.length * group // LANES) * LANES
-                floats += -(-row.context // SPLIT) * kv_heads * (-(-head_dim // ROWS) * ROWS + 2) * lanes
-        self.states = np.empty(floats, np.float32)
-        self.folded = np.zeros((len(rows), kv_heads), np.int64)
-        self.arguments: dict[str, int] = {
-            "prompts": len(self.spans),
-            "spans": self.spans.ctypes.data,
-            "states": self.states.ctypes.data,
-            "folded": self.folded.ctypes.data,
-            "run": self.run,
-        }
-        """Of the kernel."""
+    group = heads // kv_heads
+    run, floats = max(1, RUN_LANES // group), 0
+    spans = np.empty((len(rows), 5), np.int64)
+    for index, (row, table) in enumerate(zip(rows, tables, strict=True)):
+        spans[index] = row.start, row.length, row.context, table, floats
+        if row.length <= run:
+            lanes = -(-row.length * group // LANES) * LANES
+            floats += -(-row.context // SPLIT) * kv_heads * (-(-head_dim // ROWS) * ROWS + 2) * lanes
+    states, folded = np.empty(floats, np.float32), np.zeros((len(rows), kv_heads), np.int64)
+    memory = {"spans": spans, "states": states, "folded": folded}
+    addresses = {name: int(each.ctypes.data) for name, each in memory.items()}
+    return {"prompts": len(rows), "run": run, **addresses}, tuple(memory.values())
 
 
 def attend_prompts(
@@ -112,14 +109,14 @@ def attend_prompts(
     is rounded to it first, unless the head dimension is odd: numbers are multiplied in pairs.
     """
     _, heads, head_dim = query.shape
-    rows = [batch.rows[index] for index in prompts]
-    placed = PlacedPrompts(rows, prompts, heads=heads, kv_heads=kv.shape[2], head_dim=head_dim)
+    rows, kv_heads = [batch.rows[index] for index in prompts], kv.shape[2]
+    placed, _memory = place_prompts(rows, prompts, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     kind = HALVES if in_bfloat16 and head_dim % 2 == 0 else np.float32
     keys = KEYS
     whole = head_dim % (2 * REGISTER_ROWS) == 0 and LANES == REGISTER_ROWS
     if kind is HALVES and whole and multiplies_in_registers():
         keys = KEYS_IN_REGISTERS
-    _attend(**common_arguments(query, kv, batch.block_tables, spec, output) | placed.arguments, kind=kind, size=keys)
+    _attend(**common_arguments(query, kv, batch.block_tables, spec, output) | placed, kind=kind, size=keys)
 
 
 @parallel
@@ -143,7 +140,7 @@ def _attend(
     size: int,
     head_dim: int,
 ) -> None:
-    """Draw work items until none is left: of a prompt, those with the most keys first. See `PlacedPrompts`. A prompt is
+    """Draw work items until none is left: of a prompt, those with the most keys first. See `place_prompts`. A prompt is
     one run if it has at most `run` queries.
     """
     kv_heads = a.kv_heads
