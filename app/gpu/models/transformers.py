@@ -40,7 +40,7 @@ from app.gpu.models.parts import attention_points
 from app.gpu.models.proof import LENGTH, TOKENS, Past, make_past, prove, prove_far, require_window, window_of_mask
 from app.gpu.state.checkpoints import InParts
 from app.gpu.state.layer_state import FoldState, LayerState, SharedState, aligned, attention_state
-from app.gpu.weights.quantized import QuantizedFolder
+from app.gpu.weights.checkpoint import QuantizedFolder
 from app.gpu.weights.source import RandomWeights, TensorFormat, require_finite
 from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel

@@ -21,10 +21,9 @@ from app.gpu.models.recipe import Recipe
 from app.gpu.ranks.leader import Ranks
 from app.gpu.weights.arena import plan_weights
 from app.gpu.weights.bundles import StreamedWeights
-from app.gpu.weights.checkpoint import weights_of
+from app.gpu.weights.checkpoint import require_known, weights_of
 from app.gpu.weights.file import open_weight_file
 from app.gpu.weights.layout import WeightLayout, Write
-from app.gpu.weights.quantized import require_known
 from app.gpu.weights.stores import BundleStore, FileStore, PinnedStore
 from app.machine.files import size
 from app.machine.memory import read_host_memory
