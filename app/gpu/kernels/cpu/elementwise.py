@@ -116,11 +116,13 @@ def _run_pairs(row: Any, gate_up: Tensor, **more: Any) -> Tensor:
     return _run(row, gate_up, out.shape[-1], out, heads=_heads(gate_up), **more)
 
 
-def _run(row: Any, x: Tensor, width: int, out: Tensor | None = None, **more: Any) -> Tensor:
+def _run(
+    row: Any, x: Tensor, width: int, out: Tensor | None = None, *, weight: Tensor | None = None, **more: Any
+) -> Tensor:
     """Returns `out`, a new tensor like `x` if there is none."""
-    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
+    out, weight = torch.empty(x.shape, dtype=x.dtype) if out is None else out, x if weight is None else weight
     chunk = max(1, _CHUNK_ELEMENTS // max(1, width, math.prod(x.shape[1:])))
-    _each_row(tokens=x.shape[0], chunk=chunk, width=width, x=x, out=out, row=row, **more)
+    _each_row(tokens=x.shape[0], chunk=chunk, width=width, x=x, out=out, weight=weight, row=row, **more)
     return out
 
 
@@ -132,7 +134,7 @@ def _each_row(
     width: int,
     x: Tensor,
     out: Tensor,
-    weight: Tensor | None = None,
+    weight: Tensor,
     bias: Tensor | None = None,
     positions: Tensor | None = None,
     heads: int = 1,

@@ -51,7 +51,6 @@ def route(
         choices=logits.new_empty(tokens, experts + groups, dtype=torch.float32),
         correction=correction,
         sigmoid=sigmoid,
-        corrected=correction is not None,
         renormalized=renormalized,
     )
     return ids, weights
@@ -96,8 +95,6 @@ def combine(
         out=out,
         shared=shared,
         gate=gate,
-        has_shared=shared is not None,
-        has_gate=gate is not None,
     )
     return out if visits.dtype is torch.float32 else rounded(out, visits.dtype)
 
@@ -125,11 +122,9 @@ def _route(
     correction: Tensor | None = None,
     *,
     sigmoid: bool,
-    corrected: bool,
     renormalized: bool,
 ) -> None:
     """Draw tokens until none is left."""
-    corrections: Any = correction
     while True:
         token = draw(a)
         if token >= tokens:
@@ -150,7 +145,7 @@ def _route(
             for i in range(experts):
                 score[i] /= total
         for i in range(experts):
-            choice[i] = score[i] + widen(corrections[i]) if corrected else score[i]
+            choice[i] = score[i] if correction is None else score[i] + widen(correction[i])
         if groups > 1:
             _close_groups(choice, experts, groups, top_groups)
         chosen: Any = ids[token * top_k :]
@@ -249,13 +244,8 @@ def _combine(
     out: Tensor,
     shared: Tensor | None = None,
     gate: Tensor | None = None,
-    *,
-    has_shared: bool,
-    has_gate: bool,
 ) -> None:
     """Draw tokens until none is left. Sums are float32, the visits in the order of the token's choice."""
-    all_shared: Any = shared
-    gates: Any = gate
     while True:
         token = draw(a)
         if token >= tokens:
@@ -268,10 +258,10 @@ def _combine(
             weight: Any = weights[token * top_k + k]
             for i in range(width):
                 total[i] += weight * widen(own[i])
-        if has_shared:
-            more, weight = all_shared[token * a.shared_stride :], _ONE
-            if has_gate:
-                weight = logistic(_ONE, widen(gates[token * a.gate_stride]))
+        if shared is not None:
+            more, weight = shared[token * a.shared_stride :], _ONE
+            if gate is not None:
+                weight = logistic(_ONE, widen(gate[token * a.gate_stride]))
             for i in range(width):
                 total[i] += weight * widen(more[i])
 

@@ -24,8 +24,7 @@ from app.gpu.kernels.cpu.intrinsics import address_of, call, fetch_add, load, po
 
 P = ParamSpec("P")
 
-ELEMENTS: dict[torch.dtype | None, Any] = {
-    None: np.uint8,
+ELEMENTS: dict[torch.dtype, Any] = {
     torch.float32: np.float32,
     torch.bfloat16: np.uint16,
     torch.float16: np.int16,
@@ -34,7 +33,7 @@ ELEMENTS: dict[torch.dtype | None, Any] = {
     torch.int32: np.int32,
     torch.int64: np.int64,
 }
-"""What stands for a tensor's dtype inside a kernel; see `intrinsics.widen`. A tensor that is None has any."""
+"""What stands for a tensor's dtype inside a kernel; see `intrinsics.widen`."""
 UNBOUNDED = 1 << 60
 """Elements of an array that is only known by its address."""
 
@@ -42,9 +41,10 @@ UNBOUNDED = 1 << 60
 class ParallelKernel(Generic[P]):
     """A function whose calls run it on all of PyTorch's threads at once, which share the work with `draw`.
 
-    Its signature says what a launch takes: tensors, of which the function gets one-dimensional arrays of what stands
-    for their elements, without bounds; ints and floats, which become int64 and float32; and, by keyword only, constants
-    such as types and functions of Numba's. It is compiled once for each combination of dtypes and constants.
+    Its signature says what a launch takes: tensors or None, of which the function gets one-dimensional arrays of what
+    stands for their elements, without bounds, or None; ints and floats, which become int64 and float32; and, by keyword
+    only, constants such as types and functions of Numba's. It is compiled once for each combination of dtypes, None
+    among them, and constants.
 
     The first parameter is a record of all arguments under their names, for functions that take many; there a tensor is
     an address. The record has a tensor's first stride too, in elements, as `NAME_stride`; or strides and last sizes
@@ -88,11 +88,13 @@ class ParallelKernel(Generic[P]):
     def _compile(self, key: tuple[Any, ...]) -> Any:
         """For constants and dtypes of tensors, as a C function of the address of `arguments`."""
         count = len(self._constants)
-        elements = {name: ELEMENTS[dtype] for name, dtype in zip(self._tensors, key[count:], strict=True)}
+        dtypes = dict(zip(self._tensors, key[count:], strict=True))
+        elements = {name: ELEMENTS[dtype] for name, dtype in dtypes.items() if dtype is not None}
         body: Any = inlined(_with_constants(self._body, key[:count]))
         record = np.dtype(self.arguments)
+        array = f"carray(pointer(a.{{0}}), {UNBOUNDED}, {{0}})"
         given = [
-            f"carray(pointer(a.{name}), {UNBOUNDED}, {name})" if name in elements else f"a.{name}"
+            array.format(name) if name in elements else "None" if name in dtypes else f"a.{name}"
             for name in self._order
         ]
         source = (
@@ -102,7 +104,7 @@ class ParallelKernel(Generic[P]):
         exec(source, names)
         kernel: Any = names["kernel"]
         kernel.__qualname__, kernel.__module__ = self._name, self._body.__module__
-        return c_function(kernel, body, repr(record), *key[:count], *elements.values())
+        return c_function(kernel, body, repr(record), *key)
 
 
 parallel = ParallelKernel

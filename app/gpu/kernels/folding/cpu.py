@@ -43,7 +43,6 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, batch: Batch, shape
         weight=weight,
         bias=bias,
         out=out,
-        biased=bias is not None,
         silu=shape.silu,
     )
     return out
@@ -53,26 +52,25 @@ def recur(mixed: Tensor, gates: Tensor, weights: Weights, batch: Batch, shape: R
     """`folding.recur`."""
     out = torch.empty(len(mixed), shape.heads * shape.values, dtype=z.dtype if shape.delta else torch.float32)
     rates, time_bias, factors = weights
-    given: dict[str, Any] = {
+    _recur(
         **_places(batch, torch.float32),
-        "heads": shape.heads,
-        "group": shape.heads // shape.key_heads,
-        "keys": shape.keys,
-        "values": shape.values,
-        "width": mixed.shape[1],
-        "first": shape.first // 4,
-        "mixed": mixed,
-        "gates": gates,
-        "rates": rates,
-        "time_bias": time_bias,
-        "factors": factors,
-        "z": z,
-        "out": out,
-    }
-    if shape.delta:
-        _recur(**given, eps=shape.eps, scale=shape.keys**-0.5)
-    else:
-        _scan(**given)
+        heads=shape.heads,
+        group=shape.heads // shape.key_heads,
+        keys=shape.keys,
+        values=shape.values,
+        width=mixed.shape[1],
+        first=shape.first // 4,
+        eps=shape.eps,
+        scale=shape.keys**-0.5,
+        mixed=mixed,
+        gates=gates,
+        rates=rates,
+        time_bias=time_bias,
+        factors=factors,
+        z=z,
+        out=out,
+        delta=shape.delta,
+    )
     return out
 
 
@@ -89,6 +87,8 @@ def _places(batch: Batch, dtype: torch.dtype) -> dict[str, Any]:
 @inlined
 def _begin(row: Any, decodes: Any, starts: Any) -> Any:
     """The first token of a row."""
+    if starts is None:
+        return row
     return row if row <= decodes else decodes + starts[row - decodes]
 
 
@@ -124,12 +124,10 @@ def _convolve(
     bias: Tensor | None = None,
     prompt_starts: Tensor | None = None,
     *,
-    biased: bool,
     silu: bool,
 ) -> None:
     """Draw channels of rows until none is left, the longest rows first."""
     parts: Any = -(-channels // _CHANNELS)
-    biases: Any = bias
     size: Any = state_bytes // row_states.itemsize
     while True:
         item = draw(a)
@@ -144,7 +142,7 @@ def _convolve(
         for token in range(begin, end):
             own: Any = out[token * channels + at :]
             for i in range(count):
-                own[i] = widen(biases[at + i]) if biased else np.float32(0)
+                own[i] = np.float32(0) if bias is None else widen(bias[at + i])
             for tap in range(taps):
                 before = token - taps + 1 + tap
                 factor: Any = weight[tap * channels + at :]
@@ -298,10 +296,15 @@ def _recur(
     z: Tensor,
     out: Tensor,
     prompt_starts: Tensor | None = None,
+    *,
+    delta: bool,
 ) -> None:
-    """Draw heads of rows until none is left, the longest rows first."""
+    """Draw heads of rows until none is left, the longest rows first. `delta` says which of both recurrences it is."""
     of_keys: Any = heads // group * keys
     of_values: Any = heads * values
+    first_query, first_key, first_value = 0, of_keys, 2 * of_keys
+    if not delta:
+        first_query, first_key, first_value = of_values + of_keys, of_values, 0
     size: Any = state_bytes // 4
     while True:
         item = draw(a)
@@ -327,95 +330,27 @@ def _recur(
             own: Any = out[own_at:]
             opened: Any = z[token * a.z_stride + head * values :]
             state, target = a.row_states + 4 * here, a.row_states + 4 * there
-            query_at: Any = token * width + head // group * keys
-            key_at: Any = query_at + of_keys
-            value_at: Any = token * width + 2 * of_keys + head * values
+            query_at: Any = token * width + first_query + head // group * keys
+            key_at: Any = token * width + first_key + head // group * keys
+            value_at: Any = token * width + first_value + head * values
             value, key, query = a.mixed + 4 * value_at, a.mixed + 4 * key_at, a.mixed + 4 * query_at
-            beta = logistic(_ONE, widen(gate[head]))
-            decay = exponential(-rates[head] * _softplus(widen(gate[heads + head]) + widen(time_bias[head])))
-            of_key, of_query = _inverse_norm(mixed[key_at:], keys), _inverse_norm(mixed[query_at:], keys) * scale
-            scales = decay, beta, of_key, of_query
-            _fold_delta(state, target, cut, skip, leap, keys, values, key, query, value, value, *scales)
-            found: Any = mixed[value_at:]
-            squares = np.float32(0)
-            for i in range(values):
-                squares += found[i] * found[i]
-            factor = _ONE / np.sqrt(squares / np.float32(values) + eps)
-            for i in range(values):
-                gated = logistic(widen(opened[i]), widen(opened[i]))
-                own[i] = convert(found[i] * factor * widen(factors[i]) * gated, own[i])
+            if delta:
+                decay = exponential(-rates[head] * _softplus(widen(gate[heads + head]) + widen(time_bias[head])))
+                of_key, of_query = _inverse_norm(mixed[key_at:], keys), _inverse_norm(mixed[query_at:], keys) * scale
+                scales = decay, logistic(_ONE, widen(gate[head])), of_key, of_query
+                _fold_delta(state, target, cut, skip, leap, keys, values, key, query, value, value, *scales)
+                found: Any = mixed[value_at:]
+                squares = np.float32(0)
+                for i in range(values):
+                    squares += found[i] * found[i]
+                factor = _ONE / np.sqrt(squares / np.float32(values) + eps)
+                for i in range(values):
+                    gated = logistic(widen(opened[i]), widen(opened[i]))
+                    own[i] = convert(found[i] * factor * widen(factors[i]) * gated, own[i])
+            else:
+                step = _softplus(widen(gate[head]) + widen(time_bias[head]))
+                scales, read = (exponential(-rates[head] * step), step, _ONE, widen(factors[head])), a.out + 4 * own_at
+                _fold_scan(state, target, cut, skip, leap, keys, values, key, query, value, read, *scales)
+                for i in range(values):
+                    own[i] *= logistic(widen(opened[i]), widen(opened[i]))
             here, skip = there, leap
-
-
-@parallel
-def _scan(
-    a: Any,
-    state_decodes: int,
-    state_rows: int,
-    state_bytes: int,
-    heads: int,
-    group: int,
-    keys: int,
-    values: int,
-    width: int,
-    first: int,
-    mixed: Tensor,
-    gates: Tensor,
-    rates: Tensor,
-    time_bias: Tensor,
-    factors: Tensor,
-    row_states: Tensor,
-    state_blocks: StateBlocks,
-    z: Tensor,
-    out: Tensor,
-    prompt_starts: Tensor | None = None,
-) -> None:
-    """Draw heads of rows until none is left, the longest rows first."""
-    of_values: Any = heads * values
-    size: Any = state_bytes // 4
-    while True:
-        item = draw(a)
-        if item >= state_rows * heads:
-            return
-        row: Any = state_rows - 1 - item // heads
-        head: Any = item % heads
-        blocks: Any = state_blocks[row * a.state_blocks_stride :]
-        at: Any = first + head * keys * values
-        here = _at(blocks, size, at)
-        cut = min(keys, (size - at % size) // values)  # the other keys are in the next block
-        skip = _at(blocks, size, at + cut * values) - here - cut * values if cut < keys else 0
-        end = _begin(row + 1, state_decodes, prompt_starts)
-        kept_first = end - _count_kept(blocks, a.states_kept, a.blocks_each)
-        for token in range(_begin(row, state_decodes, prompt_starts), end):
-            there, leap = here, skip
-            if token > kept_first:
-                to: Any = blocks[(token - kept_first) * a.blocks_each :]
-                there = _at(to, size, at)
-                leap = _at(to, size, at + cut * values) - there - cut * values if cut < keys else 0
-            value_at: Any = token * width + head * values
-            key_at: Any = token * width + of_values + head // group * keys
-            own_at: Any = token * of_values + head * values
-            gate: Any = gates[token * a.gates_stride :]
-            step = _softplus(widen(gate[head]) + widen(time_bias[head]))
-            _fold_scan(
-                a.row_states + 4 * here,
-                a.row_states + 4 * there,
-                cut,
-                skip,
-                leap,
-                keys,
-                values,
-                a.mixed + 4 * key_at,
-                a.mixed + 4 * (key_at + heads // group * keys),
-                a.mixed + 4 * value_at,
-                a.out + 4 * own_at,
-                exponential(-rates[head] * step),
-                step,
-                _ONE,
-                widen(factors[head]),
-            )
-            here, skip = there, leap
-            own: Any = out[own_at:]
-            opened: Any = z[token * a.z_stride + head * values :]
-            for i in range(values):
-                own[i] *= logistic(widen(opened[i]), widen(opened[i]))

@@ -26,12 +26,11 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, batch: Batch, shape
     words, rows, most_kept, *where = _places(batch, x.dtype)
     with torch.cuda.device_of(x):
         _convolve[(rows, triton.cdiv(shape.channels, CHANNELS))](
-            *(x, weight, weight if bias is None else bias, words, *where, out, batch.decodes),
+            *(x, weight, bias, words, *where, out, batch.decodes),
             *(x.stride(0), words.stride(0), shape.first // x.element_size()),
             most_kept=most_kept,
             channels=shape.channels,
             taps=shape.taps,
-            biased=bias is not None,
             silu=shape.silu,
             tile=CHANNELS,
         )
@@ -109,7 +108,6 @@ def _convolve(
     most_kept: tl.constexpr,
     channels: tl.constexpr,
     taps: tl.constexpr,
-    biased: tl.constexpr,
     silu: tl.constexpr,
     tile: tl.constexpr,
 ) -> None:
@@ -123,7 +121,7 @@ def _convolve(
     outputs = out + begin.to(tl.int64) * channels + at
     for token in range(end - begin):
         total = tl.zeros([tile], tl.float32)
-        if biased:
+        if bias is not None:
             total = tl.load(bias + at, mask=real, other=0.0).to(tl.float32)
         for tap in tl.static_range(taps):
             before = token - taps + 1 + tap  # from the row's first token on; of what is loaded one part is 0

@@ -109,7 +109,6 @@ class PanelLinear:
                 threads=threads,
                 element=self._element,
                 from_file=threads > 0,
-                grouped=starts is not None,
             )
             return not arguments.short
 
@@ -165,7 +164,6 @@ def _multiply(
     *,
     element: Any,
     from_file: bool,
-    grouped: bool,
 ) -> None:
     """Draw parts of the product of `x` `[tokens, inputs]`, whose rows are `x_bytes` apart, until none is left.
 
@@ -173,7 +171,7 @@ def _multiply(
     addresses, as is `weight`. Or that is an offset in `file`, and `short` becomes 1 if the file has ended early. Then
     each thread has memory for its parts in `scratch`, for `threads` of them: `next_thread` counts those.
 
-    `grouped`: each expert has such panels, one's behind the other's, and the rows that `starts` gives it.
+    With `starts` each expert has such panels, one's behind the other's, and the rows that `starts` gives it.
     """
     own = 0
     if from_file:
@@ -185,17 +183,16 @@ def _multiply(
     expert, turn = 0, 0
     rows: Any = tokens
     base: Any = 0
-    bounds: Any = starts
     while a.short == 0:
         item = draw(a)
-        if grouped:  # parts of the first expert that has rows, then of the next: items only grow
-            while expert < experts and (bounds[expert] == bounds[expert + 1] or turn < item // parts):
-                turn += 1 if bounds[expert] < bounds[expert + 1] else 0
+        if starts is not None:  # parts of the first expert that has rows, then of the next: items only grow
+            while expert < experts and (starts[expert] == starts[expert + 1] or turn < item // parts):
+                turn += 1 if starts[expert] < starts[expert + 1] else 0
                 expert += 1
             if expert == experts:
                 return
-            base, item = bounds[expert], item % parts
-            rows = bounds[expert + 1] - base
+            base, item = starts[expert], item % parts
+            rows = starts[expert + 1] - base
         first = item * part
         if first >= panels:
             return
