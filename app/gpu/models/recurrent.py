@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -179,35 +178,22 @@ def _halves(shape: Recurrence) -> Tensor:
     return by_head.transpose(0, 1).flatten()
 
 
-class _Fields(NamedTuple):
-    """How a family's config calls what its Mamba 2 reads of it."""
-
-    heads: str = "mamba_n_heads"
-    groups: str = "mamba_n_groups"
-    keys: str = "mamba_d_state"
-    values: str = "mamba_d_head"
-    taps: str = "mamba_d_conv"
-    convolution_bias: str = "mamba_conv_bias"
-    input_bias: str = "mamba_proj_bias"
-    output_bias: str = "mamba_proj_bias"
-    eps: str = "rms_norm_eps"
-    module: str = "mamba"
-    """What its checkpoints call the mixer."""
-
-
-_ALONE = "use_conv_bias", "use_bias", "use_bias", "layer_norm_epsilon", "mixer"
-_FIELDS = {
-    "falcon_h1": _Fields(output_bias="projectors_bias"),
-    "mamba2": _Fields("num_heads", "n_groups", "state_size", "head_dim", "conv_kernel", *_ALONE),
-    "nemotron_h": _Fields("mamba_num_heads", "n_groups", "ssm_state_size", "mamba_head_dim", "conv_kernel", *_ALONE),
+_Names = tuple[tuple[str, ...], tuple[str, ...], str, str]
+"""How a family's config calls what its Mamba 2 reads of it: the numbers of heads, groups, keys, values and taps, then
+whether the convolution, the input and the output have a bias, then the epsilon. And what checkpoints call the mixer.
+"""
+_SIZES = "mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head", "mamba_d_conv"
+_BIASES = "mamba_conv_bias", "mamba_proj_bias", "mamba_proj_bias"
+_ALONE = ("use_conv_bias", "use_bias", "use_bias"), "layer_norm_epsilon", "mixer"
+_NAMES: dict[str, _Names] = {
+    "bamba": (_SIZES, _BIASES, "rms_norm_eps", "mamba"),
+    "granitemoehybrid": (_SIZES, _BIASES, "rms_norm_eps", "mamba"),
+    "falcon_h1": (_SIZES, (*_BIASES[:2], "projectors_bias"), "rms_norm_eps", "mamba"),
+    "mamba2": (("num_heads", "n_groups", "state_size", "head_dim", "conv_kernel"), *_ALONE),
+    "nemotron_h": (("mamba_num_heads", "n_groups", "ssm_state_size", "mamba_head_dim", "conv_kernel"), *_ALONE),
 }
-"""Those of families that do not call them as Bamba and Granite do."""
-READ = {name for fields in (_Fields(), *_FIELDS.values()) for name in fields[:-1]}
+READ = {name for sizes, biases, eps, _ in _NAMES.values() for name in (*sizes, *biases, eps)}
 """Fields that `Mamba2` reads of a family that has them."""
-
-
-def _fields(config: Config) -> _Fields:
-    return _FIELDS.get(config.model_type, _Fields())
 
 
 class Mamba2(Folding):
@@ -217,9 +203,9 @@ class Mamba2(Folding):
     """
 
     def __init__(self, parts: Parts, name: str) -> None:
-        config, hidden, names = parts.config, parts.config.hidden_size, _fields(parts.config)
-        module = f"{name}.{names.module}"
-        has_bias, enters, leaves = (getattr(config, name) for name in names[5:8])
+        config, hidden, (_, biases, _, mixer) = parts.config, parts.config.hidden_size, _NAMES[parts.config.model_type]
+        module = f"{name}.{mixer}"
+        has_bias, enters, leaves = (getattr(config, name) for name in biases)
         convolution, self._recurrence = self.kept(config, parts.dtype, parts.first_state)
         heads, groups = self._recurrence.heads, self._recurrence.key_heads
         self._width = heads * self._recurrence.values
@@ -237,12 +223,12 @@ class Mamba2(Folding):
 
     @staticmethod
     def kept(config: Config, dtype: torch.dtype, first: int) -> tuple[Convolution, Recurrence]:
-        names = _fields(config)
-        heads, groups, keys, values, taps = (getattr(config, name) for name in names[:5])
+        sizes, _, eps, _ = _NAMES[config.model_type]
+        heads, groups, keys, values, taps = (getattr(config, name) for name in sizes)
         if heads % groups:
-            raise FieldOutOfRange(f"{names.groups} must divide {names.heads}, {heads}; got {groups}", param="model")
+            raise FieldOutOfRange(f"{sizes[1]} must divide {sizes[0]}, {heads}; got {groups}", param="model")
         channels, matrices = heads * values + 2 * groups * keys, (heads, groups, keys, values)
-        return _both(channels, taps, dtype, first, matrices, getattr(config, names.eps), delta=False)
+        return _both(channels, taps, dtype, first, matrices, getattr(config, eps), delta=False)
 
     def _fold(self, normed: Tensor, batch: Batch) -> Tensor:
         projected = self._input(normed)

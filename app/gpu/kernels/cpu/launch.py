@@ -88,15 +88,13 @@ class ParallelKernel(Generic[P]):
     def _compile(self, key: tuple[Any, ...]) -> Any:
         """For constants and dtypes of tensors, as a C function of the address of `arguments`."""
         count = len(self._constants)
-        dtypes = dict(zip(self._tensors, key[count:], strict=True))
-        elements = {name: ELEMENTS[dtype] for name, dtype in dtypes.items() if dtype is not None}
+        dtypes = zip(self._tensors, key[count:], strict=True)
+        elements = {name: ELEMENTS[dtype] for name, dtype in dtypes if dtype is not None}
+        arrays = {name: f"carray(pointer(a.{name}), {UNBOUNDED}, {name})" for name in elements}
+        tensors = dict.fromkeys(self._tensors, "None") | arrays
         body: Any = inlined(_with_constants(self._body, key[:count]))
         record = np.dtype(self.arguments)
-        array = f"carray(pointer(a.{{0}}), {UNBOUNDED}, {{0}})"
-        given = [
-            array.format(name) if name in elements else "None" if name in dtypes else f"a.{name}"
-            for name in self._order
-        ]
+        given = [tensors.get(name, f"a.{name}") for name in self._order]
         source = (
             f"def kernel(address):\n    a = carray(pointer(address), 1, record)[0]\n    body(a, {', '.join(given)})"
         )
