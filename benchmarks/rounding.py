@@ -24,7 +24,7 @@ from app.gpu.device.hardware import choose_kv_dtype
 from app.gpu.kernels.attention import attention_for
 from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kernels.linear.base import Matrix, Weight, dense_of
-from app.gpu.kernels.linear.eight_bits import FLOAT8, dequantize, quantize
+from app.gpu.kernels.linear.encodings import FLOAT8, dequantize, quantize
 from app.gpu.kv.pools import KVPool
 from app.gpu.models import build_stack
 from app.gpu.models.base import LayerStack

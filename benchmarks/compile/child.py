@@ -30,8 +30,7 @@ from app.gpu.kernels.attention.base import FLOAT8, AttentionSpec, make_batch
 from app.gpu.kernels.attention.cuda import LEAST_ROWS, PROMPT_ROWS, attend, store
 from app.gpu.kernels.folding import Convolution, Recurrence
 from app.gpu.kernels.folding.triton_folding import convolve, recur
-from app.gpu.kernels.linear.eight_bits import INT8_BLOCK, float8_rows
-from app.gpu.kernels.linear.groups import Codes, Grouped
+from app.gpu.kernels.linear.encodings import INT8_BLOCK, Codes, Grouped, float8_rows
 from app.gpu.kernels.linear.triton_matmul import grouped_matmul, matmul, matvec, round_rows
 from app.gpu.models.triton_elementwise import add_rms_norm, fill_inputs, rms_norm, rotate, silu_mul
 from app.gpu.sampling.triton_draw import draw

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.distributions import Categorical, kl_divergence
 
 from app.gpu.kernels.linear.base import BlockMatrix
-from app.gpu.kernels.linear.eight_bits import FLOAT8, quantize
+from app.gpu.kernels.linear.encodings import FLOAT8, quantize
 from benchmarks import grammars
 from benchmarks.command import finish
 from benchmarks.grammars import DecodeRound as GrammarsRound

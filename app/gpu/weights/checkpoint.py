@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from app.gpu.kernels.linear.base import BlockMatrix, Matrix, dense_of
-from app.gpu.kernels.linear.groups import Codes, Grouped, code_values, group_inputs, pack_groups
+from app.gpu.kernels.linear.encodings import Codes, Grouped, code_values, group_inputs, pack_groups
 from app.gpu.weights.source import FLOATS, RandomWeights, SafetensorsFolder, TensorFormat, WeightSource, require_finite
 from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel
@@ -74,7 +74,7 @@ def require_known(folder: Path, config: Mapping[str, Any]) -> str:
 
 class QuantizedFolder(SafetensorsFolder):
     """A Transformers folder with a `quantization_config`. Weights have the values that the format's own library has,
-    in the type of its scales. Matrices are in groups (see `linear.groups`), or dense where no groups fit.
+    in the type of its scales. Matrices are in groups (see `linear.encodings`), or dense where no groups fit.
     """
 
     def __init__(

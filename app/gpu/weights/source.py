@@ -16,8 +16,7 @@ from torch import Tensor
 
 from app.domain.values import WeightsDtype
 from app.gpu.kernels.linear.base import BlockMatrix, Matrix, dense_of, stored_rows
-from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, quantize, require_inputs
-from app.gpu.kernels.linear.groups import Grouped
+from app.gpu.kernels.linear.encodings import FLOAT8, INT8, Grouped, quantize, require_inputs
 from app.model_store.install import BrokenModel
 from app.model_store.saved import Config
 from app.model_store.tensors import INDEX, SINGLE, shard_of_tensors

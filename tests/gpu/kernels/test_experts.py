@@ -12,7 +12,7 @@ from torch import Tensor
 from app.gpu.kernels import experts as on_cuda
 from app.gpu.kernels.linear import DenseLinear
 from app.gpu.kernels.linear.base import BlockMatrix, Matrix, dense_of
-from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, quantize
+from app.gpu.kernels.linear.encodings import FLOAT8, INT8, quantize
 from tests.gpu.oracle import rounded
 
 ON_GPU = torch.cuda.is_available()

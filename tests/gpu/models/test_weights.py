@@ -22,7 +22,7 @@ from app.domain.values import WeightsDtype
 from app.gpu.device.streams import CpuStreams
 from app.gpu.kernels.linear import linear_maker
 from app.gpu.kernels.linear.base import BlockMatrix, Matrix, dense_of
-from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, dequantize, quantize
+from app.gpu.kernels.linear.encodings import FLOAT8, INT8, dequantize, quantize
 from app.gpu.models import build_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.weights.arena import plan_weights

@@ -21,7 +21,7 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.points import Point
 from app.gpu.device.hardware import dtype_name
 from app.gpu.device.streams import Put, put_each
-from app.gpu.kernels.linear.eight_bits import float8_parts, float8_rows, widen_float8
+from app.gpu.kernels.linear.encodings import float8_parts, float8_rows, widen_float8
 from app.gpu.state.kv_header import SCALE_BYTES, row_columns
 
 FLOAT8 = torch.float8_e4m3fn

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from app.gpu.kernels.linear.base import BlockMatrix, Linear, MatmulPrecision, Matrix, Weight, dense_of
-from app.gpu.kernels.linear.eight_bits import FLOAT8, FLOAT8_STEP, INT8, float8_parts, int8_parts
-from app.gpu.kernels.linear.groups import Grouped
+from app.gpu.kernels.linear.encodings import FLOAT8, FLOAT8_STEP, INT8, Grouped, float8_parts, int8_parts
 
 MakeLinear = Callable[[Matrix, Tensor | None, int], Linear]
 """Makes the layer of a weight `[out, in]` and a bias `[out]`, which may be on `meta`. Or the layers of so many experts:

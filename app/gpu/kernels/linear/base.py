@@ -19,8 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from app.gpu.kernels.linear.eight_bits import FLOAT8, FLOAT8_STEP, INT8, dequantize
-from app.gpu.kernels.linear.groups import Grouped
+from app.gpu.kernels.linear.encodings import FLOAT8, FLOAT8_STEP, INT8, Grouped, dequantize
 
 
 class MatmulPrecision(Enum):

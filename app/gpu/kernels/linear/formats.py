@@ -2,7 +2,7 @@
 
 GGUF's quantized blocks are taken apart: each weight is `scale * quant + offset`. Quants are whole numbers. For these
 kinds the product of scale and quant needs no rounding, so that a multiply-add has the bits of gguf's own `dequantize`,
-which rounds the product before it adds the offset. The groups of quantized checkpoints keep their codes, see `groups`.
+which rounds the product before it adds the offset. The groups of other checkpoints keep their codes, see `encodings`.
 
 Blocks are read many at a time, as `[..., bytes, PANEL]` uint8: each byte beside those at its place in the rows of a
 panel, which are treated alike. A reader gives three tensors: scales and offsets, or None,
@@ -23,7 +23,7 @@ from app.gpu.kernels.cpu import lone_threads
 from app.gpu.kernels.cpu.launch import ELEMENTS
 from app.gpu.kernels.cpu.tiles import FLOAT4, FLOAT8, HALVES, PAIRS, PANEL, ROUNDED, TO_BFLOAT16, TO_FLOAT16
 from app.gpu.kernels.linear.base import BlockMatrix, Matrix, dense_of
-from app.gpu.kernels.linear.groups import HEAD_BYTES, Codes, Grouped
+from app.gpu.kernels.linear.encodings import HEAD_BYTES, Codes, Grouped
 
 _ROWS = 8 * PANEL
 """Rows of blocks that are taken apart at a time, so that what they become stays in the cache."""

@@ -28,8 +28,8 @@ from app.gpu.kernels.cpu.intrinsics import INT64, address_of, fetch_add, instruc
 from app.gpu.kernels.cpu.launch import draw, parallel
 from app.gpu.kernels.cpu.tiles import COLUMNS, HALVES, PANEL, ROWS, is_in_pairs, make_tile, takes_bfloat16, unpack
 from app.gpu.kernels.linear.base import FilePlace, MatmulPrecision, Matrix, Weight, dense_of, split, stack, with_rows
+from app.gpu.kernels.linear.encodings import SLICE
 from app.gpu.kernels.linear.formats import to_panels
-from app.gpu.kernels.linear.groups import SLICE
 
 PART_BYTES = 1 << 18
 """Bytes that a thread reads at a time: a part of its second-level cache."""

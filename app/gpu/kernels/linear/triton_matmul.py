@@ -1,5 +1,5 @@
 """Triton kernels for products with a weight, dense or in groups: of any rows in tiles of one size, and of a single row.
-And float8, bit for bit as `eight_bits` rounds to it: on devices that have no float8 too.
+And float8, bit for bit as `encodings` rounds to it: on devices that have no float8 too.
 
 cuBLAS picks its kernel, and with it the order of the sum over the inputs, by the number of rows. In `matmul` every
 product is made of tiles of one size, which sum their inputs from first to last. So a row has the same bits at any place
@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from app.gpu.kernels.linear import eight_bits
-from app.gpu.kernels.linear.groups import Codes, Grouped
+from app.gpu.kernels.linear import encodings
+from app.gpu.kernels.linear.encodings import Codes, Grouped
 
 TILE_ROWS, TILE_OUTPUTS, TILE_INPUTS = 64, 64, 64
 """One size for every product of one type. 64 rows are the fewest that Hopper's tensor cores take without waste; a
@@ -28,12 +28,12 @@ GROUPED_STAGES = 4
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 VECTOR_TILE, WIDE_VECTOR_TILE = 1024, 2048
 """Inputs of a single row that a program reads at a time; the latter where it divides them."""
-_MAGNITUDE, _EXPONENT = tl.constexpr(eight_bits.MAGNITUDE), tl.constexpr(eight_bits.EXPONENT)
-_INFINITE, _NOT_A_NUMBER = tl.constexpr(eight_bits.INFINITE), tl.constexpr(eight_bits.NOT_A_NUMBER)
-_ABOVE_448, _MAX_CODE = tl.constexpr(eight_bits.ABOVE_448), tl.constexpr(eight_bits.MAX_CODE)
-_SHIFT, _LEAST_PEAK = tl.constexpr(eight_bits.SHIFT), tl.constexpr(eight_bits.LEAST_PEAK)
-_TWO_POWERS, _LEAST_NORMAL = tl.constexpr(eight_bits.TWO_POWERS), tl.constexpr(eight_bits.LEAST_NORMAL)
-_ROUNDER, _ROUNDER_BITS = tl.constexpr(eight_bits.ROUNDER), tl.constexpr(eight_bits.ROUNDER_BITS)
+_MAGNITUDE, _EXPONENT = tl.constexpr(encodings.MAGNITUDE), tl.constexpr(encodings.EXPONENT)
+_INFINITE, _NOT_A_NUMBER = tl.constexpr(encodings.INFINITE), tl.constexpr(encodings.NOT_A_NUMBER)
+_ABOVE_448, _MAX_CODE = tl.constexpr(encodings.ABOVE_448), tl.constexpr(encodings.MAX_CODE)
+_SHIFT, _LEAST_PEAK = tl.constexpr(encodings.SHIFT), tl.constexpr(encodings.LEAST_PEAK)
+_TWO_POWERS, _LEAST_NORMAL = tl.constexpr(encodings.TWO_POWERS), tl.constexpr(encodings.LEAST_NORMAL)
+_ROUNDER, _ROUNDER_BITS = tl.constexpr(encodings.ROUNDER), tl.constexpr(encodings.ROUNDER_BITS)
 
 
 def matmul(
@@ -66,7 +66,7 @@ def matmul(
     y = torch.empty(rows, outputs, dtype=dtype or x.dtype, device=x.device)
     tile_inputs, stages = TILE_INPUTS, 8 // x.element_size()  # 64 KiB of shared memory
     if scales is not None:
-        tile_inputs, stages = eight_bits.INT8_BLOCK if x_scales is None else FLOAT8_INPUTS, EIGHT_BITS_STAGES
+        tile_inputs, stages = encodings.INT8_BLOCK if x_scales is None else FLOAT8_INPUTS, EIGHT_BITS_STAGES
     if not rows:
         return y
     with torch.cuda.device_of(x):
@@ -181,8 +181,9 @@ def _matmul(
 
 
 def arrange_codes(kind: Grouped, codes: Tensor) -> Tensor:
-    """The codes of whole rows, `[outputs, bytes]` uint8 as `groups` has them, as `grouped_matmul` reads them: of each
-    tile of inputs, the first half is in the low halves of bytes, the second in the high ones. Rows are whole tiles.
+    """The codes of whole rows, `[outputs, bytes]` uint8 as `encodings` has them, as `grouped_matmul` reads them: of
+    each tile of inputs, the first half is in the low halves of bytes, the second in the high ones. Rows are whole
+    tiles.
     """
     if not kind.codes.in_pairs:
         return codes.contiguous()

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from app.gpu.kernels.linear.base import BlockMatrix
-from app.gpu.kernels.linear.groups import Codes, Grouped, pack_groups
+from app.gpu.kernels.linear.encodings import Codes, Grouped, pack_groups
 
 HALVES = {
     "Q8_0": [0],

@@ -11,8 +11,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from app.gpu.kernels.linear import linear_maker
 from app.gpu.kernels.linear.base import BlockMatrix, Linear, dense_of
-from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, float8_parts, quantize
-from app.gpu.kernels.linear.groups import Grouped
+from app.gpu.kernels.linear.encodings import FLOAT8, INT8, Grouped, float8_parts, quantize
 from app.gpu.kernels.linear.triton_matmul import (
     ROW_TILE,
     TILE_INPUTS,

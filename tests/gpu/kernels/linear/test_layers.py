@@ -19,7 +19,7 @@ from torch import Tensor
 from app.gpu.kernels.cpu.tiles import PANEL, ROWS
 from app.gpu.kernels.linear import linear_maker
 from app.gpu.kernels.linear.base import BlockMatrix, FilePlace, Linear, MatmulPrecision, Matrix, dense_of
-from app.gpu.kernels.linear.eight_bits import FLOAT8, INT8, dequantize, float8_parts, quantize
+from app.gpu.kernels.linear.encodings import FLOAT8, INT8, dequantize, float8_parts, quantize
 from app.gpu.kernels.linear.formats import to_panels
 from app.gpu.kernels.linear.panels import PanelLinear
 from app.gpu.weights.layout import host_bytes

@@ -15,12 +15,12 @@ from app.gpu.kernels.cpu.compile import inlined
 from app.gpu.kernels.cpu.elementwise import rounded
 from app.gpu.kernels.cpu.intrinsics import convert, widen
 from app.gpu.kernels.cpu.launch import draw, parallel
-from app.gpu.kernels.linear import eight_bits
+from app.gpu.kernels.linear import encodings
 
 PAGED_TOKENS = 8
 """Most tokens of a row that attend one by one, with the bits of single ones. Chosen before prompts had a kernel."""
 _CHUNK_ELEMENTS = 8192
-_MAGNITUDE, _ROUNDER = np.int32(eight_bits.MAGNITUDE), np.float32(eight_bits.ROUNDER)
+_MAGNITUDE, _ROUNDER = np.int32(encodings.MAGNITUDE), np.float32(encodings.ROUNDER)
 
 
 def attend_on_cpu(
@@ -133,9 +133,9 @@ def _round_to_float8(states: Any, row: Any, count: int) -> None:
     peak: Any = np.int32(0)
     for i in range(count):
         peak = max(peak, np.float32(widen(states[i])).view(np.int32) & _MAGNITUDE)
-    bits = max((peak + eight_bits.ABOVE_448) & eight_bits.EXPONENT, eight_bits.LEAST_PEAK) - eight_bits.SHIFT
-    bits = bits if peak < eight_bits.INFINITE else eight_bits.NOT_A_NUMBER
-    inverse = np.int32(eight_bits.TWO_POWERS - bits).view(np.float32)
+    bits = max((peak + encodings.ABOVE_448) & encodings.EXPONENT, encodings.LEAST_PEAK) - encodings.SHIFT
+    bits = bits if peak < encodings.INFINITE else encodings.NOT_A_NUMBER
+    inverse = np.int32(encodings.TWO_POWERS - bits).view(np.float32)
     for i in range(count):
         row[i] = _encode(widen(states[i]) * inverse)
     for i in range(4):
@@ -147,7 +147,7 @@ def _encode(scaled: Any) -> Any:
     """The code of a float32 between -448 and 448, to nearest even: see `triton_matmul.encode`."""
     bits = np.float32(scaled).view(np.int32)
     size = bits & _MAGNITUDE
-    small = np.float32(abs(scaled) + _ROUNDER).view(np.int32) - eight_bits.ROUNDER_BITS
+    small = np.float32(abs(scaled) + _ROUNDER).view(np.int32) - encodings.ROUNDER_BITS
     normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960
-    code: Any = small if size < eight_bits.LEAST_NORMAL else normal
-    return np.uint8(min(code, eight_bits.MAX_CODE) | ((bits >> 24) & 0x80))
+    code: Any = small if size < encodings.LEAST_NORMAL else normal
+    return np.uint8(min(code, encodings.MAX_CODE) | ((bits >> 24) & 0x80))
