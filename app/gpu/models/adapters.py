@@ -55,12 +55,8 @@ class Addition:
         return sum(weight.tensor.nbytes for layer in layers for weight in layer.weights)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Additions:
-    """One adapter: what it adds, by the number of the layer that it is added to."""
-
-    loaded: LoadedAdapter
-    by_layer: Mapping[int, Addition]
+Additions = Mapping[int, Addition]
+"""What one adapter adds, by the number of the layer that it is added to."""
 
 
 class Sites:
@@ -96,15 +92,15 @@ class Sites:
         def run(x: Tensor) -> Tensor:
             y = linear(x)
             for adapter, rows in self.rows:
-                addition = adapter.by_layer.get(number)
+                addition = adapter.get(number)
                 if addition is not None:
                     addition.add(x, y, rows)
             return y
 
         return run
 
-    def additions(self, modules: Mapping[str, Factors], make: MakeLinear, device: torch.device) -> dict[int, Addition]:
-        """What an adapter of these modules adds, by layer."""
+    def additions(self, modules: Mapping[str, Factors], make: MakeLinear, device: torch.device) -> Additions:
+        """What an adapter of these modules adds."""
         of_layer = dict[int, list[str]]()
         for name in sorted(modules, key=lambda name: self._places[name][:2]):
             of_layer.setdefault(self._places[name][0], []).append(name)
@@ -128,6 +124,7 @@ class Adapters:
     def __init__(self, sites: Sites | str, make: MakeLinear, device: torch.device, limit: int) -> None:
         """`sites` is a sentence if the model has none. Adapters take at most `limit` bytes."""
         self.loaded: dict[str, Additions] = {}
+        self._told: dict[str, LoadedAdapter] = {}
         self._sites, self._make, self._device, self._limit = sites, make, device, limit
 
     def load(self, folder: Path) -> LoadedAdapter:
@@ -139,22 +136,23 @@ class Adapters:
             raise BadAdapter(self._sites)
         room = self._limit - self.use().bytes
         digest, modules = read_adapter(folder, self._sites.shapes, room)
-        known = self.loaded.get(digest)
+        known = self._told.get(digest)
         if known is not None:
-            return known.loaded
+            return known
         with torch.inference_mode():
             additions = self._sites.additions(modules, self._make, self._device)
         nbytes = sum(each.nbytes for each in additions.values())
         if nbytes > room:
             raise AdaptersFull(f"{folder} takes {size(nbytes)}; adapters may take {size(room)} more: unload others")
         rank = max(factors.rank for factors in modules.values())
-        loaded = LoadedAdapter(digest, nbytes, rank, len(modules))
-        self.loaded[digest] = Additions(loaded, additions)
-        return loaded
+        self.loaded[digest] = additions
+        self._told[digest] = LoadedAdapter(digest, nbytes, rank, len(modules))
+        return self._told[digest]
 
     def unload(self, digest: str) -> None:
         """Forget an adapter that no turn uses."""
         self.loaded.pop(digest, None)
+        self._told.pop(digest, None)
 
     def require(self, digest: str) -> None:
         """Raise `AdapterMissing` for an adapter that is not loaded; empty: none is needed."""
@@ -163,4 +161,4 @@ class Adapters:
 
     def use(self) -> AdapterUse:
         """The memory that they take."""
-        return AdapterUse(len(self.loaded), sum(each.loaded.nbytes for each in self.loaded.values()), self._limit)
+        return AdapterUse(len(self.loaded), sum(each.nbytes for each in self._told.values()), self._limit)

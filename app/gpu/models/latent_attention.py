@@ -11,7 +11,7 @@ from app.domain.points import Point, PointShape
 from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch
 from app.gpu.kernels.linear.base import Linear, dense_of, split, stack
 from app.gpu.models.elementwise import rms_norm, rotate
-from app.gpu.models.parts import Parts, Writer
+from app.gpu.models.parts import Parts
 from app.model_store.saved import Config
 
 _EPS = 1e-6
@@ -57,7 +57,7 @@ class LatentAttention:
         self._absorb = parts.bundle.linear(absorbed.transpose(1, 2).reshape(-1, self._plain), None, heads)
         self._raise = parts.bundle.linear(stack(each[1::2]), None, heads)
         self._output = parts.part_of_sum(f"{module}.o_proj", hidden, heads * self._values, bias=bias)
-        parts.writers[Point.Z] = Writer(self._output, 1.0)
+        parts.writers[Point.Z] = self._output, 1.0, None
 
     @staticmethod
     def kv_width(config: Config) -> int:

@@ -16,7 +16,7 @@ from app.gpu.models.base import require_fixed_rope
 from app.gpu.models.elementwise import add_, add_rms_norm, gate_, layer_norm, rms_norm, rotate, scale_
 from app.gpu.models.feed_forward import experts, mlp
 from app.gpu.models.latent_attention import LatentAttention
-from app.gpu.models.parts import Layer, Parts, Writer, attention_points, head_dim_of, kv_heads_of
+from app.gpu.models.parts import Layer, Parts, attention_points, head_dim_of, kv_heads_of
 from app.gpu.models.recurrent import Folding
 from app.gpu.models.variants import VARIANTS, read
 from app.gpu.weights.bundles import Weights
@@ -107,7 +107,7 @@ class SelfAttention:
         self._output = parts.part_of_sum(f"{module}.{variant.output}", hidden, sizes["q"], bias=output_bias)
         if not variant.gated:
             multiplier = read(config, "residual_multiplier", 1.0) * read(config, "attention_out_multiplier", 1.0)
-            parts.writers[Point.Z] = Writer(self._output, multiplier)
+            parts.writers[Point.Z] = self._output, multiplier, None
         self._qk_norm = None
         if variant.qk_norm or read(config, "use_qk_norm", False):
             self._qk_norm = parts.bundle.hold(self._take_qk_norm(module, parts))
@@ -186,7 +186,7 @@ def decoder_layer(attention: Attention, tables: Tables, index: int, parts: Parts
         halves.append((first, _feed_forward(parts, name, index), after_mlp, Point.MLP_IN, Point.MLP_OUT))
     for point, norm in ((Point.Z, after), (Point.MLP_POST, after_mlp)):
         if norm is not None and point in parts.writers:
-            parts.writers[point] = parts.writers[point]._replace(norm=(norm.weight, norm.eps))
+            parts.writers[point] = *parts.writers[point][:2], (norm.weight, norm.eps)
 
     def layer(hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
         taps, added = batch.taps, None
@@ -249,7 +249,7 @@ def _feed_forward(parts: Parts, name: str, index: int) -> Layer:
     bias = variant.biased or read(config, "mlp_bias", False) or read(config, "use_bias", False)
     names, (opened, added) = (f"{name}.{variant.mlp}", variant.projections), read(config, "mlp_multipliers", (1.0, 1.0))
     made, down = mlp(parts, *names, variant.width(config), activation, bias=bias, scales=(opened, added))
-    parts.writers[Point.MLP_POST] = Writer(down, added * read(config, "residual_multiplier", 1.0))
+    parts.writers[Point.MLP_POST] = down, added * read(config, "residual_multiplier", 1.0), None
     return made
 
 

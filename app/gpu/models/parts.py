@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,14 +24,10 @@ Elementwise = Callable[[Tensor], Tensor]
 """`[tokens, width]` to the same shape."""
 
 
-class Writer(NamedTuple):
-    """An output projection whose whole result is added to the residual stream."""
-
-    linear: Dense
-    scale: float
-    """The factor of its result."""
-    norm: tuple[Weight, float] | None = None
-    """The weight and the epsilon of the root-mean-square norm after it; None: no norm follows."""
+Writer = tuple[Dense, float, tuple[Weight, float] | None]
+"""An output projection whose whole result is added to the residual stream, the factor of its result, and the weight and
+the epsilon of the root-mean-square norm after it; None: no norm follows.
+"""
 
 
 @dataclass(frozen=True, slots=True)

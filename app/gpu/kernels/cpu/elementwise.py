@@ -228,14 +228,9 @@ def _of_pairs(number: Any) -> Any:
     return row
 
 
-@inlined
-def _clamped_swiglu_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
-    for head in range(a.heads):
-        own, gates = out[(index * a.heads + head) * a.width :], x[2 * head * a.width :]
-        ups = gates[a.width :]
-        for i in range(a.width):
-            gate, up = min(widen(gates[i]), a.limit), min(max(widen(ups[i]), -a.limit), a.limit)
-            own[i] = convert(logistic(gate, gate * a.factor) * (up + _ONE), own[i])
+def _clamped(a: Any, gate: Any, up: Any) -> Any:
+    gate, up = min(gate, a.limit), min(max(up, -a.limit), a.limit)
+    return logistic(gate, gate * a.factor) * (up + _ONE)
 
 
 def _capped(a: Any, x: Any, other: Any, i: int) -> Any:
@@ -244,6 +239,7 @@ def _capped(a: Any, x: Any, other: Any, i: int) -> Any:
 
 _silu_mul_row = _of_pairs(lambda a, gate, up: logistic(gate, gate) * up)
 _gelu_mul_row = _of_pairs(lambda a, gate, up: _gelu(gate) * up)
+_clamped_swiglu_row = _of_pairs(_clamped)
 _gelu_row = _of_each(lambda a, x, other, i: _gelu(widen(x[i])))
 _add_row = _of_each(lambda a, x, other, i: widen(x[i]) + widen(other[i]))
 _gate_row = _of_each(lambda a, x, other, i: logistic(widen(x[i]), widen(other[i])))
