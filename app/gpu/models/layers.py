@@ -11,7 +11,7 @@ from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.points import Point, PointShape
-from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch, tapped
+from app.gpu.kernels.attention.base import Attention, AttentionSpec, Batch
 from app.gpu.models.base import require_fixed_rope
 from app.gpu.models.elementwise import add_, add_rms_norm, gate_, layer_norm, rms_norm, rotate, scale_
 from app.gpu.models.feed_forward import experts, mlp
@@ -122,12 +122,12 @@ class SelfAttention:
         return torch.cat((query, key))
 
     def __call__(self, normed: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        rotated = self._heads + self._kv_heads
+        taps, rotated = batch.taps, self._heads + self._kv_heads
         qkv = self._qkv(normed).view(-1, self._gates + rotated + self._kv_heads, self._head_dim)
         gates, qk, value = torch.split(qkv, [self._gates, rotated, self._kv_heads], dim=1)
-        if batch.taps is not None:
-            batch.taps(Point.Q, qk[:, : self._heads], self._order)
-            batch.taps(Point.K, qk[:, self._heads :], self._order)
+        if taps is not None:
+            taps(Point.Q, qk[:, : self._heads], self._order)
+            taps(Point.K, qk[:, self._heads :], self._order)
         if self._qk_norm is not None:
             qk = rms_norm(qk, self._qk_norm.tensor, self._eps)
         if not self._wide_norms:
@@ -139,7 +139,14 @@ class SelfAttention:
                 for each, norm in zip((query, key), self._wide_norms, strict=True)
             )
         spec = self._spec if self._sinks is None else replace(self._spec, sinks=self._sinks.tensor)
-        attended = tapped(self._attention, query, key, value, kv, batch, spec, self._order)
+        if taps is not None:
+            taps(Point.V, value)
+            taps(Point.Q_ROT, query, self._order)
+            taps(Point.K_ROT, key, self._order)
+        attended = self._attention(query, key, value, kv, batch, spec)
+        if taps is not None:
+            taps.pattern(query, kv, batch, spec)
+            taps(Point.Z, attended)
         attended = attended.view(-1, self._heads * self._head_dim)
         return self._total(self._output(attended if not self._gates else gate_(attended, gates.flatten(1))))
 

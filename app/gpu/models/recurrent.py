@@ -97,22 +97,6 @@ class ShortConvolution(Folding):
         return self._output(multiply(self._convolve(multiply(before, x), batch), after))
 
 
-def _both(
-    channels: int,
-    taps: int,
-    dtype: torch.dtype,
-    first: int,
-    recurrence: tuple[int, int, int, int],
-    eps: float,
-    *,
-    delta: bool,
-) -> tuple[Convolution, Recurrence]:
-    """A convolution, and behind it a `recurrence` of so many heads, key heads, keys and values."""
-    convolution = Convolution(channels, taps, first)
-    begin = first + aligned(convolution.numbers * dtype.itemsize)
-    return convolution, Recurrence(*recurrence, begin, eps, delta=delta)
-
-
 def _hold_rates(parts: Parts, module: str, heads: int) -> tuple[Weight, Weight]:
     """The rate of each head's decay, float32, and the bias of its steps: see `recur`."""
     return parts.bundle.hold(parts.source.take(f"{module}.A_log", (heads,)).float().exp()), parts.hold(
@@ -153,9 +137,9 @@ class GatedDeltaNet(Folding):
                 f"linear_num_key_heads must divide linear_num_value_heads, {heads}; got {key_heads}", param="model"
             )
         keys, values = config.linear_key_head_dim, config.linear_value_head_dim
-        channels, matrices = 2 * key_heads * keys + heads * values, (heads, key_heads, keys, values)
-        taps, eps = config.linear_conv_kernel_dim, config.rms_norm_eps
-        return _both(channels, taps, dtype, first, matrices, eps, delta=True)
+        convolution = Convolution(2 * key_heads * keys + heads * values, config.linear_conv_kernel_dim, first)
+        first += aligned(convolution.numbers * dtype.itemsize)
+        return convolution, Recurrence(heads, key_heads, keys, values, first, config.rms_norm_eps, delta=True)
 
     def _fold(self, normed: Tensor, batch: Batch) -> Tensor:
         projected = self._input(normed)
@@ -227,8 +211,9 @@ class Mamba2(Folding):
         heads, groups, keys, values, taps = (getattr(config, name) for name in sizes)
         if heads % groups:
             raise FieldOutOfRange(f"{sizes[1]} must divide {sizes[0]}, {heads}; got {groups}", param="model")
-        channels, matrices = heads * values + 2 * groups * keys, (heads, groups, keys, values)
-        return _both(channels, taps, dtype, first, matrices, getattr(config, eps), delta=False)
+        convolution = Convolution(heads * values + 2 * groups * keys, taps, first)
+        first += aligned(convolution.numbers * dtype.itemsize)
+        return convolution, Recurrence(heads, groups, keys, values, first, getattr(config, eps), delta=False)
 
     def _fold(self, normed: Tensor, batch: Batch) -> Tensor:
         projected = self._input(normed)

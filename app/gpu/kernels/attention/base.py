@@ -202,29 +202,6 @@ Returns `[tokens, heads, head_dim]`, contiguous.
 """
 
 
-def tapped(
-    attention: Attention,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    kv: Tensor,
-    batch: Batch,
-    spec: AttentionSpec,
-    order: Tensor | None = None,
-) -> Tensor:
-    """`attention`, with the points that lie around it. `order` is that of `Taps`."""
-    taps = batch.taps
-    if taps is None:
-        return attention(query, key, value, kv, batch, spec)
-    taps(Point.V, value)
-    taps(Point.Q_ROT, query, order)
-    taps(Point.K_ROT, key, order)
-    mixed = attention(query, key, value, kv, batch, spec)
-    taps.pattern(query, kv, batch, spec)
-    taps(Point.Z, mixed)
-    return mixed
-
-
 def require_rows(dtype: torch.dtype, head_dim: int) -> None:
     """Raise FieldOutOfRange if rows of such heads cannot be of `dtype`: scales lie on whole words."""
     if dtype is FLOAT8 and head_dim % SCALE_BYTES:
