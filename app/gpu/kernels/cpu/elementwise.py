@@ -28,17 +28,17 @@ _TWO_ROOT = np.float32(1.5957691216057308)
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm of rows `[tokens, width]`, or of heads `[tokens, heads, width]` that lie dense."""
-    return _run(_rms_norm_row, x, x.shape[-1], weight=weight, heads=_heads(x), eps=eps)
+    return _run(_rms_norm_row, x, weight=weight, eps=eps)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Layer norm of rows `[tokens, width]`."""
-    return _run(_layer_norm_row, x, x.shape[1], weight=weight, bias=bias, eps=eps)
+    return _run(_layer_norm_row, x, weight=weight, bias=bias, eps=eps)
 
 
 def gelu_(x: Tensor) -> Tensor:
     """GELU with a tanh, in place, of `[tokens, width]`."""
-    return _run(_gelu_row, x, x.shape[1], x)
+    return _run(_gelu_row, x, x)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -58,42 +58,41 @@ def gelu_mul(gate_up: Tensor) -> Tensor:
 
 def add_(x: Tensor, other: Tensor) -> Tensor:
     """Add one row for each token to `x` `[tokens, width]`, or one for all."""
-    return _run(_add_row, x, x.shape[1], x, weight=other if other.dim() == x.dim() else other.expand_as(x))
+    return _run(_add_row, x, x, weight=other if other.dim() == x.dim() else other.expand_as(x))
 
 
 def gate_(x: Tensor, gates: Tensor) -> Tensor:
     """Multiply `x` `[tokens, width]` by a logistic function of `gates`."""
-    return _run(_gate_row, x, x.shape[1], x, weight=gates)
+    return _run(_gate_row, x, x, weight=gates)
 
 
 def multiply(x: Tensor, other: Tensor) -> Tensor:
     """`x` times `other`, `[tokens, width]` each or `[width]`, as the type of `other`."""
     out = torch.empty(x.shape, dtype=other.dtype)
-    return _run(_multiply_row, x, x.shape[1], out, weight=other if other.dim() == x.dim() else other.expand_as(x))
+    return _run(_multiply_row, x, out, weight=other if other.dim() == x.dim() else other.expand_as(x))
 
 
 def scale_(x: Tensor, factor: float) -> Tensor:
     """Multiply `x` `[tokens, width]` by `factor`."""
-    return _run(_scale_row, x, x.shape[1], x, factor=factor)
+    return _run(_scale_row, x, x, factor=factor)
 
 
 def softcap_(x: Tensor, cap: float) -> Tensor:
     """`cap * tanh(x / cap)`, in place, of `[tokens, width]`."""
-    return _run(_softcap_row, x, x.shape[1], x, factor=cap)
+    return _run(_softcap_row, x, x, factor=cap)
 
 
 def rotate(x: Tensor, table: Tensor, positions: Tensor) -> Tensor:
     """Rotate the first values of heads `[tokens, heads, head_dim]` as `table` `[positions, rotated]` says, cosines
     first.
     """
-    width, rotated = x.shape[2], table.shape[1]
-    return _run(_rotate_row, x, width, weight=table, positions=positions, rotated=rotated, heads=_heads(x))
+    return _run(_rotate_row, x, weight=table, positions=positions, rotated=table.shape[1])
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x` `[tokens, ...]` as `dtype`, to nearest even, in a new dense tensor."""
     flat = x.flatten(1)
-    return _run(_round_row, flat, flat.shape[1], torch.empty(flat.shape, dtype=dtype)).view(x.shape)
+    return _run(_round_row, flat, torch.empty(flat.shape, dtype=dtype)).view(x.shape)
 
 
 def forbid(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
@@ -104,25 +103,19 @@ def forbid(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
     assert logits.is_contiguous()
     assert logits.dtype == torch.float32
     assert bits.shape[1] * _WORD >= logits.shape[1]
-    _run(_forbid_row, bits, logits.shape[1], logits.view(torch.int32), positions=rows)
-
-
-def _heads(x: Tensor) -> int:
-    return x.shape[1] if x.dim() == 3 else 1
+    _run(_forbid_row, bits, logits.view(torch.int32), positions=rows)
 
 
 def _run_pairs(row: Any, gate_up: Tensor, **more: Any) -> Tensor:
-    out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
-    return _run(row, gate_up, out.shape[-1], out, heads=_heads(gate_up), **more)
+    return _run(row, gate_up, gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2), **more)
 
 
-def _run(
-    row: Any, x: Tensor, width: int, out: Tensor | None = None, *, weight: Tensor | None = None, **more: Any
-) -> Tensor:
-    """Returns `out`, a new tensor like `x` if there is none."""
+def _run(row: Any, x: Tensor, out: Tensor | None = None, *, weight: Tensor | None = None, **more: Any) -> Tensor:
+    """Returns `out`, `[tokens, width]` or `[tokens, heads, width]`, a new tensor like `x` if there is none."""
     out, weight = torch.empty(x.shape, dtype=x.dtype) if out is None else out, x if weight is None else weight
+    heads, width = x.shape[1] if x.dim() == 3 else 1, out.shape[-1]
     chunk = max(1, _CHUNK_ELEMENTS // max(1, width, math.prod(x.shape[1:])))
-    _each_row(tokens=x.shape[0], chunk=chunk, width=width, x=x, out=out, weight=weight, row=row, **more)
+    _each_row(tokens=x.shape[0], chunk=chunk, width=width, heads=heads, x=x, out=out, weight=weight, row=row, **more)
     return out
 
 
@@ -132,12 +125,12 @@ def _each_row(
     tokens: int,
     chunk: int,
     width: int,
+    heads: int,
     x: Tensor,
     out: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     positions: Tensor | None = None,
-    heads: int = 1,
     rotated: int = 0,
     eps: float = 0.0,
     factor: float = 1.0,
