@@ -60,9 +60,8 @@ Additions = Mapping[int, Addition]
 
 
 class Sites:
-    """The dense layers of a stack that adapters may add to: all but those of experts, which have only some of a batch's
-    tokens. `rows` are those of the batch that runs, by adapter: the
-    stack sets them for each of its layers.
+    """The dense layers of a stack that adapters may add to: not those of experts, which have only some of a batch's
+    tokens. `rows` are those of the batch that runs, by adapter: the stack sets them for each of its layers.
     """
 
     def __init__(self) -> None:
