@@ -95,7 +95,7 @@ def _ours(matrix: Matrix, dtype: torch.dtype = torch.float32) -> Linear:
     """
     in_bfloat16 = dtype is torch.bfloat16 and multiplies_pairs()
     products = MatmulPrecision.BFLOAT16 if in_bfloat16 else MatmulPrecision.FLOAT32
-    return linear_maker(torch.device("cpu"), dtype, batch_invariant=False, products=products)(matrix, None)
+    return linear_maker(torch.device("cpu"), dtype, batch_invariant=False, products=products)(matrix, None, 1)
 
 
 def _matrix(kind: str, shape: tuple[int, int]) -> Matrix:

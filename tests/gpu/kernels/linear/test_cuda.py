@@ -56,7 +56,7 @@ def blocks(kind: str, outputs: int, inputs: int) -> BlockMatrix:
 
 def layer(weight: BlockMatrix, bias: Tensor | None, dtype: torch.dtype, *, invariant: bool = False) -> Linear:
     maker = linear_maker(torch.device("cuda"), dtype, batch_invariant=invariant)
-    return maker(weight, bias)
+    return maker(weight, bias, 1)
 
 
 def assert_product(

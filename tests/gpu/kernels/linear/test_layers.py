@@ -40,10 +40,10 @@ PairLinear = partial(PanelLinear, in_bfloat16=True)
 def make(weight: Tensor, bias: Tensor | None = None, *, streamed: bool = False) -> Linear:
     """The layer of a weight that stays, or of one that has come after the layer was made."""
     maker = linear_maker(CPU, weight.dtype, batch_invariant=False)
-    made = maker(weight, bias)
+    made = maker(weight, bias, 1)
     if not streamed:
         return made
-    linear = maker(weight.to("meta"), None if bias is None else bias.to("meta"))
+    linear = maker(weight.to("meta"), None if bias is None else bias.to("meta"), 1)
     for cell, came in zip(linear.weights, made.weights, strict=True):
         assert cell.tensor.shape == came.tensor.shape
         cell.tensor = came.tensor
@@ -274,18 +274,18 @@ def test_what_is_rounded_to_bfloat16() -> None:
         for products in (MatmulPrecision.AS_KEPT, MatmulPrecision.BFLOAT16)
     )
     x, weight = draw(4, 32), draw(6, 32)
-    assert torch.equal(as_kept(weight.bfloat16(), None)(x), PairLinear(weight)(x))
-    assert torch.equal(as_kept(weight, None)(x), PanelLinear(weight)(x))
-    assert torch.equal(as_kept(weight.half(), None)(x), PanelLinear(weight.half())(x))
-    assert torch.equal(rounding(weight, None)(x), PairLinear(weight)(x))
-    assert torch.equal(rounding(weight[:, :9], None)(x[:, :9]), PanelLinear(weight[:, :9])(x[:, :9]))
+    assert torch.equal(as_kept(weight.bfloat16(), None, 1)(x), PairLinear(weight)(x))
+    assert torch.equal(as_kept(weight, None, 1)(x), PanelLinear(weight)(x))
+    assert torch.equal(as_kept(weight.half(), None, 1)(x), PanelLinear(weight.half())(x))
+    assert torch.equal(rounding(weight, None, 1)(x), PairLinear(weight)(x))
+    assert torch.equal(rounding(weight[:, :9], None, 1)(x[:, :9]), PanelLinear(weight[:, :9])(x[:, :9]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("products", MatmulPrecision)
 def test_half_types_are_summed_in_float32_and_rounded_once(dtype: torch.dtype, products: MatmulPrecision) -> None:
     x, weight, bias = (draw(*shape, dtype=dtype) for shape in ((20, 64), (40, 64), (40,)))
-    found = linear_maker(CPU, dtype, batch_invariant=False, products=products)(weight, bias)(x)
+    found = linear_maker(CPU, dtype, batch_invariant=False, products=products)(weight, bias, 1)(x)
     in_bfloat16 = products is MatmulPrecision.BFLOAT16 or (
         products is MatmulPrecision.AS_KEPT and dtype is torch.bfloat16
     )

@@ -89,7 +89,7 @@ def place_prompts(
             lanes = -(-row.length * group // LANES) * LANES
             floats += -(-row.context // SPLIT) * kv_heads * (-(-head_dim // ROWS) * ROWS + 2) * lanes
     states, folded = np.empty(floats, np.float32), np.zeros((len(rows), kv_heads), np.int64)
-    memory = {"spans": spans, "states": states, "folded": folded}
+    memory: dict[str, NDArray[Any]] = {"spans": spans, "states": states, "folded": folded}
     addresses = {name: int(each.ctypes.data) for name, each in memory.items()}
     return {"prompts": len(rows), "run": run, **addresses}, tuple(memory.values())
 
