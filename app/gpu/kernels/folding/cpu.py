@@ -302,9 +302,6 @@ def _recur(
     """Draw heads of rows until none is left, the longest rows first. `delta` says which of both recurrences it is."""
     of_keys: Any = heads // group * keys
     of_values: Any = heads * values
-    first_query, first_key, first_value = 0, of_keys, 2 * of_keys
-    if not delta:
-        first_query, first_key, first_value = of_values + of_keys, of_values, 0
     size: Any = state_bytes // 4
     while True:
         item = draw(a)
@@ -327,17 +324,18 @@ def _recur(
                 leap = _at(to, size, at + cut * values) - there - cut * values if cut < keys else 0
             own_at: Any = token * of_values + head * values
             gate: Any = gates[token * a.gates_stride :]
-            own: Any = out[own_at:]
-            opened: Any = z[token * a.z_stride + head * values :]
-            state, target = a.row_states + 4 * here, a.row_states + 4 * there
-            query_at: Any = token * width + first_query + head // group * keys
-            key_at: Any = token * width + first_key + head // group * keys
-            value_at: Any = token * width + first_value + head * values
-            value, key, query = a.mixed + 4 * value_at, a.mixed + 4 * key_at, a.mixed + 4 * query_at
             if delta:
+                own: Any = out[own_at:]
+                opened: Any = z[token * a.z_stride + head * values :]
+                state, target = a.row_states + 4 * here, a.row_states + 4 * there
+                query_at: Any = token * width + head // group * keys
+                key_at: Any = query_at + of_keys
+                value_at: Any = token * width + 2 * of_keys + head * values
+                value, key, query = a.mixed + 4 * value_at, a.mixed + 4 * key_at, a.mixed + 4 * query_at
+                beta = logistic(_ONE, widen(gate[head]))
                 decay = exponential(-rates[head] * _softplus(widen(gate[heads + head]) + widen(time_bias[head])))
                 of_key, of_query = _inverse_norm(mixed[key_at:], keys), _inverse_norm(mixed[query_at:], keys) * scale
-                scales = decay, logistic(_ONE, widen(gate[head])), of_key, of_query
+                scales = decay, beta, of_key, of_query
                 _fold_delta(state, target, cut, skip, leap, keys, values, key, query, value, value, *scales)
                 found: Any = mixed[value_at:]
                 squares = np.float32(0)
@@ -348,9 +346,28 @@ def _recur(
                     gated = logistic(widen(opened[i]), widen(opened[i]))
                     own[i] = convert(found[i] * factor * widen(factors[i]) * gated, own[i])
             else:
+                value_at = token * width + head * values
+                key_at = token * width + of_values + head // group * keys
                 step = _softplus(widen(gate[head]) + widen(time_bias[head]))
-                scales, read = (exponential(-rates[head] * step), step, _ONE, widen(factors[head])), a.out + 4 * own_at
-                _fold_scan(state, target, cut, skip, leap, keys, values, key, query, value, read, *scales)
+                _fold_scan(  # in another order LLVM rounds the decay in another way
+                    a.row_states + 4 * here,
+                    a.row_states + 4 * there,
+                    cut,
+                    skip,
+                    leap,
+                    keys,
+                    values,
+                    a.mixed + 4 * key_at,
+                    a.mixed + 4 * (key_at + heads // group * keys),
+                    a.mixed + 4 * value_at,
+                    a.out + 4 * own_at,
+                    exponential(-rates[head] * step),
+                    step,
+                    _ONE,
+                    widen(factors[head]),
+                )
+                own = out[own_at:]
+                opened = z[token * a.z_stride + head * values :]
                 for i in range(values):
                     own[i] *= logistic(widen(opened[i]), widen(opened[i]))
             here, skip = there, leap
