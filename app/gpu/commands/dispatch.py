@@ -1,12 +1,14 @@
 """Commands: each is carried out and answered once, those about a session and its turn here, others elsewhere."""
 
+from __future__ import annotations
+
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from app import messages
 from app.domain.errors import (
@@ -18,9 +20,9 @@ from app.domain.errors import (
     NotFound,
     WrongState,
 )
-from app.domain.memory_map import AdapterUse, MemoryMap, SessionMemory, StepCounts, TextUse, TierUse
+from app.domain.memory_map import MemoryMap, SessionMemory, StepCounts, TextUse, TierUse
 from app.domain.points import place_of
-from app.domain.values import FinishReason, LoadedAdapter, SessionId, Ticket, common_prefix
+from app.domain.values import FinishReason, SessionId, Ticket, common_prefix
 from app.gpu.commands.transfers import Exchange, Transfers
 from app.gpu.commands.whitebox import Whitebox
 from app.gpu.kv.phases import Phases
@@ -34,22 +36,13 @@ from app.machine.files import counted
 from app.machine.handover import SocketTable
 from app.messages import Command, Done, Event, Failed
 
+if TYPE_CHECKING:
+    from app.gpu.models.adapters import Adapters
+
 logger = logging.getLogger(__name__)
 
 _AT_REST = (messages.SetPhase, messages.Fork, messages.Rewind, messages.Export, messages.SendKV)
 """Commands for sessions that are idle or paused."""
-
-
-class AdapterStore(Protocol):
-    """`models.adapters.Adapters`, which has tensors."""
-
-    def load(self, folder: Path) -> LoadedAdapter: ...
-
-    def unload(self, digest: str) -> None: ...
-
-    def require(self, digest: str) -> None: ...
-
-    def use(self) -> AdapterUse: ...
 
 
 class CommandHandler:
@@ -64,7 +57,7 @@ class CommandHandler:
         *,
         text: Callable[[], TextUse],
         steps: Callable[[], StepCounts],
-        adapters: AdapterStore,
+        adapters: Adapters,
         saved: Mapping[SessionId, KVFileHeader],
         refused: Collection[SessionId],
         connections: SocketTable,

@@ -2,6 +2,8 @@
 the checkpoint of a paused turn, and maps of all residual streams that a session keeps.
 """
 
+from __future__ import annotations
+
 import math
 import time
 from bisect import bisect_left
@@ -12,7 +14,7 @@ from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from app import messages
 from app.domain.activations import (
@@ -35,10 +37,24 @@ from app.domain.points import STREAM, Point, names_of, place_of
 from app.domain.positions import runs_of
 from app.gpu.kv.placement import Placement
 from app.gpu.planning.turns import Match
-from app.gpu.state.checkpoints import Captured, Cell, Checkpoint, InParts, Rows, StoredTensor, T, join_cells, kept_rows
+from app.gpu.state.checkpoints import (
+    Captured,
+    Cell,
+    CellMap,
+    Checkpoint,
+    InParts,
+    Rows,
+    StoredTensor,
+    T,
+    join_cells,
+    kept_rows,
+)
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.paths import Span
 from app.gpu.state.sequence import ActivationRoom, TokenSequence, TurnState
+
+if TYPE_CHECKING:
+    from app.gpu.forward.forward import Runner
 
 Handler = Callable[[TokenSequence, Any], object]
 """Carries out a command on its session; returns what `Done` answers."""
@@ -48,49 +64,6 @@ ADDED = (Point.ATTN_OUT, Point.MLP_OUT, Point.RESID_POST)
 """Points whose numbers are added to the residual stream, and the stream itself."""
 WRITING = (Point.Z, Point.MLP_POST)
 """Points before a projection that writes to it: each head or neuron writes by itself."""
-Unit = tuple[Cell, Point, str]
-"""What stands at such a point, and the digest of the session's adapter."""
-
-
-class Uploads(Protocol):
-    """`forward.uploads.LoadedUploads`, which has tensors."""
-
-    def load(self, path: Path, digest: str) -> None: ...
-
-    def drop(self, digest: str) -> None: ...
-
-    def get(self, digest: str) -> Mapping[str, Any]: ...
-
-    def require(self, needs: Iterable[Need]) -> None: ...
-
-
-class Looks(Protocol):
-    """`forward.forward.Runner`, which has tensors: what the model and uploads make of what sessions keep."""
-
-    @property
-    def uploads(self) -> Uploads: ...
-
-    def look(
-        self,
-        cells: Sequence[Cell],
-        ask: LensAsk,
-        ends: Mapping[int, Cell] = ...,
-        beside: Mapping[tuple[int, int], Cell] | None = ...,
-    ) -> InParts[LensRows]: ...
-
-    def mean(self, parts: Sequence[Rows], normed: bool) -> Callable[[], TensorData]: ...
-
-    def logits(self, parts: Sequence[Rows], token_ids: tuple[int, ...] | None) -> Callable[[], TensorData]: ...
-
-    def features(self, cells: Sequence[Cell], asked: messages.ReadFeatures) -> InParts[FeatureRows]: ...
-
-    def attribute(
-        self, cells: Sequence[Cell], streams: Sequence[bool], units: Sequence[Unit], asked: messages.Attribute
-    ) -> InParts[tuple[list[float], float, list[tuple[tuple[int, float], ...]]]]: ...
-
-    def store(self, tensor: TensorData) -> StoredTensor: ...
-
-
 SHARE = 0.025
 """Of the engine's time, that all looks together take while turns are under way."""
 MOST_SAVED_S = 0.03
@@ -155,7 +128,7 @@ class Whitebox:
     """Reads activations through the model, keeps account of their room, and reinstates turns of other engines."""
 
     def __init__(
-        self, placement: Placement, runner: Looks, match: Match, activations: ActivationRoom, num_layers: int
+        self, placement: Placement, runner: Runner, match: Match, activations: ActivationRoom, num_layers: int
     ) -> None:
         self._placement = placement
         self._runner = runner
@@ -213,37 +186,37 @@ class Whitebox:
         """Hold on to the cells of now until `CloseMap`, to be read in parts between steps, to those after the last
         layer, and to those of a session `beside` it, with which they may be compared. Raises `FieldOutOfRange`.
         """
-        sequence.map, found = _map(sequence, command.positions, command.layers, command.point)
+        cells, found = _map(sequence, command.positions, command.layers, command.point)
         span = Positions(found.first, found.end)
         ends = _map(sequence, span, (self._num_layers - 1,))[0] if found.layers else ()
-        sequence.map_ends = {cell[1]: cell for cell in ends}
-        sequence.map_beside = None
+        apart: dict[tuple[int, int], Cell] | None = None
         if beside is not None:
             kept = kept_rows(beside.captures, beside.checkpoint, command.layers, command.point)
             at = range(found.first, found.end)
-            sequence.map_beside = {
+            apart = {
                 (layer, position): (layer, position, hidden, row)
                 for layer, positions, hidden in kept
                 for row, position in enumerate(positions)
                 if position in at
             }
+        sequence.map = cells, {cell[1]: cell for cell in ends}, apart
         return found
 
     def _map_lens(self, sequence: TokenSequence, command: messages.MapLens) -> Generator[None, None, LensRows]:
         """The same for the session's map. Raises `WrongState` if none is open."""
-        cells = _open_map(sequence)
-        return self._while_open(sequence, self._runner.look(cells, command.ask, sequence.map_ends, sequence.map_beside))
+        cells, ends, beside = _open_map(sequence)
+        return self._while_open(sequence, self._runner.look(cells, command.ask, ends, beside))
 
     def _read_features(
         self, sequence: TokenSequence, command: messages.ReadFeatures
     ) -> Generator[None, None, FeatureRows]:
         """What a dictionary makes of the session's map. Raises `WrongState` if none is open, `NotFound`."""
-        return self._while_open(sequence, self._runner.features(_open_map(sequence), command))
+        return self._while_open(sequence, self._runner.features(_open_map(sequence)[0], command))
 
     def _while_open(self, sequence: TokenSequence, parts: InParts[T]) -> Generator[None, None, T]:
         """A look at the session's map, which ends with it."""
-        cells = sequence.map
-        return self.gaps.do(parts, lambda: sequence.map is cells and not sequence.closed)
+        read = sequence.map
+        return self.gaps.do(parts, lambda: sequence.map is read and not sequence.closed)
 
     def _read_attribution(
         self, sequence: TokenSequence, command: messages.Attribute
@@ -264,8 +237,9 @@ class Whitebox:
         streams = [point is Point.RESID_POST for _, point in kept]
         units = [(cell, point, sequence.adapter) for point in WRITING for cell in _map(sequence, at, None, point)[0]]
         units.sort(key=lambda each: place_of(each[0][0], each[1]))
-        sequence.map = [cell for cell, _ in kept]
-        work = self._runner.attribute(sequence.map, streams, units, command)
+        cells = [cell for cell, _ in kept]
+        sequence.map = cells, {}, None
+        work = self._runner.attribute(cells, streams, units, command)
         values, total, found = yield from self._while_open(sequence, work)
         parts = tuple((cell[0], point, value) for (cell, point), value in zip(kept, values, strict=True))
         inner = tuple((cell[0], point, each) for (cell, point, _), each in zip(units, found, strict=True))
@@ -529,8 +503,8 @@ def _at_checkpoint(checkpoint: Checkpoint, first: int, end: int, edit: Edit) -> 
     return Intervention(first, end, checkpoint.layer + 1, edit, point=checkpoint.point)
 
 
-def _open_map(sequence: TokenSequence) -> Sequence[Cell]:
-    """The cells of the session's map. Raises `WrongState` if none is open."""
+def _open_map(sequence: TokenSequence) -> CellMap:
+    """The session's map. Raises `WrongState` if none is open."""
     if sequence.map is None:
         raise WrongState(f"session {sequence.session} has no map open")
     return sequence.map
@@ -538,7 +512,7 @@ def _open_map(sequence: TokenSequence) -> Sequence[Cell]:
 
 def close_map(sequence: TokenSequence, command: messages.CloseMap) -> None:
     """Let go of the map, if one is open."""
-    sequence.map, sequence.map_ends, sequence.map_beside = None, {}, None
+    sequence.map = None
 
 
 def read_norms(sequence: TokenSequence, command: messages.ReadNorms) -> Callable[[], ActivationNorms]:

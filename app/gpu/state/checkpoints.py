@@ -205,6 +205,10 @@ done something, it yields what waits for that. It returns its result.
 """
 Cell = tuple[int, int, StoredTensor, int]
 """One residual stream `[hidden_size]`: its layer and position, and the row of the tensor that it is."""
+CellMap = tuple[Sequence[Cell], Mapping[int, Cell], Mapping[tuple[int, int], Cell] | None]
+"""Cells; by position those after the last layer, which may not be among them; and by layer and position those of
+another session, if they are compared with one.
+"""
 Rows = tuple[StoredTensor, int, int]
 """Rows `[first, end)` of a residual stream."""
 

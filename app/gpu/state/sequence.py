@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
@@ -29,7 +29,7 @@ from app.domain.values import (
     TurnUsage,
 )
 from app.gpu.state.blocks import BlockHash, BlockId, BlockPool
-from app.gpu.state.checkpoints import Captured, CaptureLog, Cell, Checkpoint
+from app.gpu.state.checkpoints import Captured, CaptureLog, CellMap, Checkpoint
 from app.gpu.state.drafts import Drafter
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.layer_state import ONE_GROUP, Groups
@@ -252,12 +252,8 @@ class TokenSequence:
     interventions: InterventionLog = field(default_factory=InterventionLog)
     """Edits that the positions before `reached`, and those of a paused pass, have been computed with."""
     captures: CaptureLog = field(default_factory=CaptureLog)
-    map: Sequence[Cell] | None = None
+    map: CellMap | None = None
     """What a client is reading of the captures and the checkpoint, as it was when it began to."""
-    map_ends: Mapping[int, Cell] = field(default_factory=dict)
-    """By position, those after the last layer, which the map may leave out."""
-    map_beside: Mapping[tuple[int, int], Cell] | None = None
-    """By layer and position, those of another session; None: the map has none beside it."""
     checkpoint: Checkpoint | None = None
     """Where the turn has paused, until its pass has ended."""
     turn: TurnState | None = None
