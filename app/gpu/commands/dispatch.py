@@ -25,8 +25,7 @@ from app.domain.points import place_of
 from app.domain.values import FinishReason, SessionId, Ticket, common_prefix
 from app.gpu.commands.transfers import Exchange, Transfers
 from app.gpu.commands.whitebox import Whitebox
-from app.gpu.kv.phases import Phases
-from app.gpu.kv.shutdown import ShutdownFlush
+from app.gpu.kv.phases import Phases, ShutdownFlush
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
 from app.gpu.state.kv_header import KVFileHeader

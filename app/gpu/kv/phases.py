@@ -1,8 +1,12 @@
-"""Clients signal the phases of their sessions: KV is offloaded while a tool runs and prefetched before it returns."""
+"""Clients signal the phases of their sessions: KV is offloaded while a tool runs and prefetched before it returns.
+
+At the end of the server no signal counts any more: KV on the device and on the host is written to disk, as far as there
+is room and time.
+"""
 
 import math
 from bisect import bisect_left, insort
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -22,6 +26,10 @@ RETRY_S = 0.1
 """How often sessions that wait for room try again although nothing has changed. Time alone can give room: a session is
 overdue, or a disk may be written again.
 """
+UNDER_WAY_BYTES = 256 << 20
+"""So much KV is on its way to disk at once, or one session's: little enough to be soon over when the time is."""
+STARTS = 2
+"""So often a session's copies to the host begin: the first time, it may get full behind a copy under way."""
 
 
 class Phases:
@@ -300,3 +308,114 @@ class Phases:
         if (sequence.tier, len(sequence.blocks), len(sequence.host_blocks)) != before:
             self._placement.refile(sequence)
         return sequence.tier is not Tier.DEVICE
+
+
+class ShutdownFlush:
+    """Takes sessions to disk, the first ones first, until `until` on the placement's clock.
+
+    Room on disk is promised in their order, so none loses its file for a later session. A session with a turn
+    waits for the turn's end. KV goes over the host, which may be smaller than the device: as files are written, the
+    host gets room for the next ones.
+    """
+
+    def __init__(self, placement: Placement, sequences: Sequence[TokenSequence], until: float) -> None:
+        self._placement = placement
+        self._tiers = placement.tiers
+        self._until = until
+        self._sequences = sequences
+        self._promised: dict[TokenSequence, None] = {}
+        """Those that have room on disk, also once they are closed."""
+        self._unpromised: list[TokenSequence] = []
+        room, pool, host = placement.disk_blocks, placement.tiers.cache.pool, placement.tiers.cache.host
+        for sequence in sequences:  # those whose files fit together
+            tokens = sequence.computed if sequence.turn is None else len(sequence.tokens)
+            blocks = max(pool.kept_for(tokens), sequence.disk_blocks)
+            if blocks <= room and (blocks <= host.num_blocks or _is_kept(sequence)):  # it goes over the host
+                room -= blocks
+                self._promised[sequence] = None
+            else:
+                self._unpromised.append(sequence)
+        placement.promised = self._promised
+        self._left = dict(self._promised)
+        """Without those whose KV is on disk, or will not be in time."""
+        self._starts = Counter[TokenSequence]()
+
+    @property
+    def kept(self) -> list[TokenSequence]:
+        """Sessions all of whose KV is on disk."""
+        return [sequence for sequence in self._sequences if sequence.computed and _is_kept(sequence)]
+
+    @property
+    def lost(self) -> list[TokenSequence]:
+        """Sessions that have KV which is not on disk."""
+        return [sequence for sequence in self._sequences if not _is_kept(sequence)]
+
+    def go_on(self) -> bool:
+        """Go on with what has become possible: a move has ended, or a turn. Returns whether nothing more follows.
+
+        While one waits for room on the host, those behind it begin only if they give it some. If nothing moves that
+        would, it lets others pass.
+        """
+        under_way, has_turns, waits = 0, False, False
+        for sequence in tuple(self._left):
+            if under_way * self._tiers.block_bytes >= UNDER_WAY_BYTES:
+                break
+            blocks = self._tiers.cache.pool.kept_for(sequence.computed)
+            if sequence.turn is not None:
+                has_turns = True
+            elif _is_kept(sequence):
+                del self._left[sequence]
+            elif sequence.moving in (None, Tier.TO_DEVICE) and (sequence.tier is Tier.HOST or not waits):
+                if self._has_time(sequence, under_way + blocks):
+                    waits |= self._finds_no_room(sequence) and bool(self._tiers.in_flight)
+                else:
+                    del self._left[sequence]
+            under_way += blocks if sequence.moving is not None and sequence.turn is None else 0
+        return not (under_way or has_turns or waits)
+
+    def _has_time(self, sequence: TokenSequence, blocks: int) -> bool:
+        """Whether it would be on disk in time, as the last of so many `blocks`."""
+        seconds, left = self._placement.meter.seconds, self._until - self._placement.clock()
+        comes = seconds(sequence.disk_blocks, MoveKind.FROM_DISK) if sequence.tier is Tier.DISK else 0.0
+        return comes + seconds(sequence.uncopied, MoveKind.OUT) + seconds(blocks, MoveKind.TO_DISK) <= left
+
+    def _finds_no_room(self, sequence: TokenSequence) -> bool:
+        """Take it one tier down; a file that a client has sent first comes back up. Returns whether the host has no
+        room for it.
+        """
+        if sequence.moving is Tier.TO_DEVICE:
+            self._tiers.cancel_move(sequence)
+        no_room = False
+        if sequence.tier in (Tier.DISK, Tier.DEVICE) and self._starts[sequence] < STARTS:
+            begin = self._tiers.load if sequence.tier is Tier.DISK else self._tiers.park
+            if not begin(sequence):
+                self._make_host_room(
+                    sequence, sequence.disk_blocks if sequence.tier is Tier.DISK else sequence.uncopied
+                )
+                no_room = not begin(sequence)
+            self._starts[sequence] += not no_room
+        if sequence.tier is Tier.HOST:
+            self._placement.save(sequence)
+        self._placement.refile(sequence)
+        return no_room
+
+    def _make_host_room(self, sequence: TokenSequence, missing: int) -> None:
+        """Free host blocks for the session: copies of what the device or a file has too, then KV that no file will
+        keep.
+        """
+        host = self._tiers.cache.host
+        for other in (*self._placement.resident.values(), *self._placement.active.values()):
+            if host.available < missing and other.blocks and other.moving is None and other is not sequence:
+                self._tiers.cache.release_copies(other, 0)
+                self._placement.note_placed(other)
+        for other in self._sequences:
+            if host.available < missing and other.tier is Tier.HOST and other.moving is None and _is_kept(other):
+                self._placement.save(other)
+        while self._unpromised and host.available < missing:
+            other = self._unpromised.pop()
+            if other.tier is Tier.HOST and other.turn is None:
+                self._placement.drop(other)
+
+
+def _is_kept(sequence: TokenSequence) -> bool:
+    return not sequence.computed or (sequence.disk_tokens >= sequence.computed and not sequence.sent)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from app.domain.values import Tier
-from app.gpu.kv.shutdown import ShutdownFlush
+from app.gpu.kv.phases import ShutdownFlush
 from app.gpu.state.moves import Moved, MoveKind
 from app.gpu.state.sequence import TokenSequence
 from tests.gpu.kv.tiering import BLOCK_BYTES, BLOCK_SIZE, LENGTH, Bench, paused_on_host, tier_of
