@@ -23,7 +23,7 @@ from pathlib import Path
 from app.domain.values import SessionId
 from app.gpu.device.streams import PASSED, Event
 from app.gpu.kv.file import DiskStore, read_export, read_lead, without_rest, write_kv_file
-from app.gpu.kv.pools import LANDED, HostPool
+from app.gpu.kv.pools import HostPool
 from app.gpu.state.kv_header import KVFileDamaged, KVFileError, KVFileHeader, KVFileMismatch, KVIdentity, encode_header
 from app.gpu.state.moves import Move, Moved, MoveKind
 from app.machine.cores import free_from_core
@@ -190,10 +190,10 @@ class KVMover:
             case MoveKind.OUT:
                 self._host.copy_out(move.source, move.target, ready, move.half)
             case MoveKind.IN:
-                landing = self._host.copy_in(move.source, move.target, ready, move.half)
-                if landing is not LANDED:
-                    self._landings[move.number] = landing.event
-                return Moved(move.number, arrived=landing.share)
+                landed, arrived = self._host.copy_in(move.source, move.target, ready, move.half)
+                if arrived < 1:
+                    self._landings[move.number] = landed
+                return Moved(move.number, arrived=arrived)
             case MoveKind.EXPORT:
                 blocks = self._host.views(move.source)
                 write_kv_file(Path(move.path), self._header(move), blocks, move.about.encode())

@@ -6,7 +6,7 @@ import mmap
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from app.gpu.device.hardware import zeroed
-from app.gpu.device.streams import PASSED, DeviceStreams, Event, Run, Stream
+from app.gpu.device.streams import DeviceStreams, Event, Run, Stream
 from app.gpu.kernels.attention.base import columns_of
 from app.gpu.models.base import LayerStack
 from app.gpu.state.layer_state import STATE_ALIGN, UNDIVIDED, FoldState, divide, keeps_tokens, state_bytes
@@ -117,19 +117,6 @@ class KVPool:
             self.data[target].copy_(self.data[source])
 
 
-@dataclass(frozen=True, slots=True)
-class Landing:
-    """Blocks on their way to the device, of whose bytes the `share` has arrived, and all have once it passes `event`.
-    What reads them, or writes to where they come from, comes after that.
-    """
-
-    event: Event
-    share: float
-
-
-LANDED = Landing(PASSED, 1.0)
-
-
 class HostPool:
     """Host blocks as bytes, `[blocks, block_bytes]` uint8.
 
@@ -165,9 +152,11 @@ class HostPool:
 
     def copy_in(
         self, source: Sequence[int], target: Sequence[int], ready: Event, half: HalfPass = WHOLE_PASSES
-    ) -> Landing:
+    ) -> tuple[Event, float]:
         """Copy host blocks to device blocks, once the device has passed `ready`: what has used them before has. Returns
-        a little before the end of a large move, so that its next step is launched when its last bytes arrive.
+        a little before the end of a large move, so that its next step is launched when its last bytes arrive: at what
+        point they have, and which share of all has. What reads the blocks, or writes to where they come from, comes
+        after that point.
         """
         began, stream = time.perf_counter(), self._streams.to_device
         stream.wait(ready)
@@ -180,9 +169,7 @@ class HostPool:
         seconds = time.perf_counter() - began
         if seconds > LATE_S:  # a shorter move tells of its start more than of the link
             self._rate = max(FORGETS * self._rate, arrived / seconds)
-        if early == len(source):
-            return LANDED
-        return Landing(landed, arrived / self._bytes(len(source), half.blocks, half))
+        return landed, arrived / self._bytes(len(source), half.blocks, half)
 
     def follow(self, landed: Event) -> None:
         """Have what is launched on the device from now on come after the event."""

@@ -31,7 +31,7 @@ from app.gpu.device.streams import DeviceStreams, Event
 from app.gpu.forward.graphs import RunLayers
 from app.gpu.kernels.attention.base import Batch
 from app.gpu.kernels.linear.base import Shard
-from app.gpu.kv.pools import KVPool, Landing, SharedHostPool
+from app.gpu.kv.pools import KVPool, SharedHostPool
 from app.gpu.models import require_shards
 from app.gpu.models.base import LayerStack
 from app.gpu.models.recipe import Recipe
@@ -342,7 +342,7 @@ class LeadingHostPool(SharedHostPool):
 
     def copy_in(
         self, source: Sequence[int], target: Sequence[int], ready: Event, half: HalfPass = WHOLE_PASSES
-    ) -> Landing:
+    ) -> tuple[Event, float]:
         assert isinstance(ready, _Point)
         with self._ranks.copying("in", ready.orders, source, target, half):
             return super().copy_in(source, target, ready.event, half)

@@ -44,15 +44,6 @@ STATE_EVERY = 256
 """Fewest tokens between two states that are kept on the way through a prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class TierBlocks:
-    """Blocks of each tier."""
-
-    device: int
-    host: int
-    disk: int
-
-
 def budget_blocks(
     settings: EngineSettings,
     block_bytes: int,
@@ -60,9 +51,10 @@ def budget_blocks(
     disk_room: DiskRoom | None = None,
     groups: int = 1,
     extra_blocks: int = 0,
-) -> TierBlocks:
-    """Blocks of `block_bytes` bytes for each tier, by the settings or else by the free memory. The KV of the same
-    tokens takes one for each of so many `groups` of layers. Beside its tokens, a session's state takes `extra_blocks`.
+) -> tuple[int, int, int]:
+    """Blocks of `block_bytes` bytes for device, host and disk, by the settings or else by the free memory. The KV of
+    the same tokens takes one for each of so many `groups` of layers. Beside its tokens, a session's state takes
+    `extra_blocks`.
 
     `device_room` is the memory of a GPU for KV, in bytes; None on a CPU, whose device memory is the host's. `disk_room`
     is that for KV files; None: there are none. Raises `FieldOutOfRange` unless the device gets at least one block, and
@@ -92,17 +84,17 @@ def budget_blocks(
             f"kv_device must hold at least one block of {block_bytes} bytes{found}", param="kv_device"
         )
     if settings.kv_policy is KVPolicy.NONE:
-        return TierBlocks(on_device, 0, 0)
+        return on_device, 0, 0
     on_host = lower_blocks("kv_host", settings.kv_host, free, HOST_SHARE)
     if disk_room is None or not on_host:
         if disk_room is not None and settings.kv_disk != KVBudget():
             logger.warning("--kv-disk: KV goes to disk over --kv-host, which holds no block, so no KV goes there")
-        return TierBlocks(on_device, on_host, 0)
+        return on_device, on_host, 0
     on_disk = lower_blocks("kv_disk", settings.kv_disk, disk_room.free, DISK_SHARE)
     if disk_room.missing and (on_disk or settings.kv_disk is None):
         until = " until that is free" if on_disk else ""
         logger.warning("--disk-reserve: the disk lacks %s of it, so no KV goes there%s", size(disk_room.missing), until)
-    return TierBlocks(on_device, on_host, on_disk)
+    return on_device, on_host, on_disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,25 +265,32 @@ def make_kv(
         keeps_tokens(stack.states),
         division.groups,
     )
-    plan = _plan_memory(stack, settings, recorder, dtype)
+    plan = None
+    if stack.device.type == "cuda":  # a CPU's memory is taken page by page, and by others too
+        memory, graph_bytes = DeviceMemory(stack.device), 0
+        if recorder is not None:
+            rows, blocks = settings.max_running, -(-stack.max_model_len // settings.block_size)
+            graph_bytes = estimate_graph_bytes(stack, settings.block_size, rows, blocks, recorder, memory, dtype)
+        plan = plan_memory(stack, settings, memory, graph_bytes, dtype)
     disk_room = None
     if settings.kv_dir is not None:
         disk_room = DiskRoom(settings.kv_dir) if room is None else room.beside(settings.kv_dir)
     device_room = None if plan is None else plan.kv * ranks
     extra_blocks = layout.state_blocks if layout.keeps_tokens else layout.state_blocks - 1
     budgets = budget_blocks(settings, layout.block_bytes, device_room, disk_room, division.groups.size, extra_blocks)
+    device_blocks, host_blocks, disk_blocks = budgets
     if plan is not None:
-        plan.check(budgets.device * layout.block_bytes // ranks)
-    pool, borrower = _allocate_device(loaded, budgets.device, layout, dtype)
-    with allocating("kv_host", budgets.host * layout.block_bytes):
+        plan.check(device_blocks * layout.block_bytes // ranks)
+    pool, borrower = _allocate_device(loaded, device_blocks, layout, dtype)
+    with allocating("kv_host", host_blocks * layout.block_bytes):
         if loaded.ranks is None:
-            host = HostPool(pool, budgets.host, loaded.streams)
+            host = HostPool(pool, host_blocks, loaded.streams)
         else:
-            host = LeadingHostPool(loaded.ranks, pool, budgets.host, loaded.streams)
+            host = LeadingHostPool(loaded.ranks, pool, host_blocks, loaded.streams)
     if loaded.ranks is not None:
-        loaded.ranks.join(budgets.device, budgets.host)
+        loaded.ranks.join(device_blocks, host_blocks)
     identity = KVIdentity(fingerprint(model), stack.vocab_size, layout)
-    disk = _open_disk(settings, identity, disk_room, budgets.disk)
+    disk = _open_disk(settings, identity, disk_room, disk_blocks)
     on_device, on_host = (
         BlockPool(
             blocks,
@@ -302,7 +301,7 @@ def make_kv(
             extra_blocks=extra_blocks,
             groups=division.groups,
         )
-        for blocks in (budgets.device, budgets.host)
+        for blocks in (device_blocks, host_blocks)
     )
     limit = on_device.longest(stack.max_model_len)
     if limit <= 0:
@@ -310,24 +309,20 @@ def make_kv(
             f"kv_device must hold a session's state of {layout.state_bytes} bytes and a block of {layout.block_bytes}",
             param="kv_device",
         )
+    state_every = 0
+    if layout.state_bytes:  # that many tokens' KV takes as much room as a state
+        state_every = max(STATE_EVERY, layout.state_blocks * layout.block_size if layout.keeps_tokens else 0)
     _log_budgets(budgets, layout, on_device.kept_for(limit), limit, stack.max_model_len)
     return KV(
         identity=identity,
-        cache=KVCache(on_device, on_host, hash_tokens=settings.block_size, state_every=_state_every(layout)),
-        disk_blocks=budgets.disk,
+        cache=KVCache(on_device, on_host, hash_tokens=settings.block_size, state_every=state_every),
+        disk_blocks=disk_blocks,
         max_model_len=limit,
         pool=pool,
         borrower=borrower,
         host=host,
         disk=disk,
     )
-
-
-def _state_every(layout: KVLayout) -> int:
-    """Tokens between two states of a prompt that are kept, at least: their KV takes as much room as a state."""
-    if not layout.state_bytes:
-        return 0
-    return max(STATE_EVERY, layout.state_blocks * layout.block_size if layout.keeps_tokens else 0)
 
 
 def _open_disk(settings: EngineSettings, identity: KVIdentity, room: DiskRoom | None, blocks: int) -> DiskStore | None:
@@ -355,22 +350,9 @@ def _allocate_device(
     return pool, Borrower(arena, streamed.lend, streamed.take_back, pool.copy_blocks)
 
 
-def _plan_memory(
-    stack: LayerStack, settings: EngineSettings, recorder: CudaRecorder | None, kv_dtype: torch.dtype
-) -> MemoryPlan | None:
-    """None on a CPU, whose memory is taken page by page and by others too."""
-    if stack.device.type != "cuda":
-        return None
-    memory, graph_bytes = DeviceMemory(stack.device), 0
-    if recorder is not None:
-        rows, blocks = settings.max_running, -(-stack.max_model_len // settings.block_size)
-        graph_bytes = estimate_graph_bytes(stack, settings.block_size, rows, blocks, recorder, memory, kv_dtype)
-    return plan_memory(stack, settings, memory, graph_bytes, kv_dtype)
-
-
-def _log_budgets(budgets: TierBlocks, layout: KVLayout, each: int, limit: int, max_model_len: int) -> None:
+def _log_budgets(budgets: tuple[int, int, int], layout: KVLayout, each: int, limit: int, max_model_len: int) -> None:
     """A session of `limit` tokens holds `each` blocks."""
-    for tier, blocks in (("device", budgets.device), ("host", budgets.host), ("disk", budgets.disk)):
+    for tier, blocks in zip(("device", "host", "disk"), budgets, strict=True):
         sessions = counted(blocks // each, "session")
         logger.info("KV on %s: %s, %s of %d tokens", tier, size(blocks * layout.block_bytes), sessions, limit)
     if limit < max_model_len:

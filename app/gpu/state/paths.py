@@ -11,8 +11,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from operator import attrgetter
-from typing import NamedTuple, Self
+from operator import attrgetter, itemgetter
+from typing import Self
 
 from app.domain.breakpoints import (
     OPERATION_WORK,
@@ -218,17 +218,15 @@ def _plan_new(sequence: TokenSequence, turn: TurnState, span: Span, behind: Plac
     stop = _first_pause(turn, meetings, span, behind)
     if stop is None and not meetings:
         return PassPlan(0, num_layers)
-    acts = [
-        (each, step) for each, step in _acts(sequence, meetings, behind) if stop is None or step.place <= stop.place
-    ]
-    stopped_by = None if stop is None else stop.breakpoint
+    place, pauses, stopped_by = stop or (None, None, None)
+    acts = [(each, step) for each, step in _acts(sequence, meetings, behind) if place is None or step.place <= place]
     acted = {each.id for each, _ in acts if each.gate is None} | {stopped_by}
     steps = [step for _, step in acts]
     return PassPlan(
         0,
-        num_layers if stop is None else stop.place[0],
+        num_layers if place is None else place[0],
         _in_order(steps),
-        pauses=None if stop is None else stop.point,
+        pauses=pauses,
         breakpoint=stopped_by,
         new_edits=tuple(step for step in steps if isinstance(step, Intervention) and step.point not in HEAD),
         spent=tuple(each.id for each in sequence.breakpoints.values() if each.once and each.id in acted),
@@ -244,27 +242,19 @@ def _in_order(steps: Sequence[Step]) -> tuple[Step, ...]:
     return tuple(sorted([*reading, *steps], key=attrgetter("place")))
 
 
-class _Stop(NamedTuple):
-    """Where a row pauses, and the breakpoint it does so for."""
-
-    place: Place
-    point: Point
-    breakpoint: str | None = None
-
-
-def _first_pause(turn: TurnState, meetings: list[Meeting], span: Span, behind: Place) -> _Stop | None:
-    """The lowest place `behind` another at which the row pauses."""
-    stops = list[_Stop]()
+def _first_pause(
+    turn: TurnState, meetings: list[Meeting], span: Span, behind: Place
+) -> tuple[Place, Point, str | None] | None:
+    """The lowest place `behind` another at which the row pauses, its point, and the breakpoint that asks for it."""
+    stops = list[tuple[Place, Point, str | None]]()
     if turn.pausable and not turn.to_end:
         pauses = (each for each, _ in meetings if each.action is Action.PAUSE and each.gate is None)
-        stops = [
-            _Stop(place_of(layer + 1, each.point), each.point, each.id) for each in pauses for layer in each.layers
-        ]
+        stops = [(place_of(layer + 1, each.point), each.point, each.id) for each in pauses for layer in each.layers]
     if turn.pause_at is not None:
         boundary, point, position, asked_by = turn.pause_at
         if span[0] <= position < span[1]:
-            stops.append(_Stop(place_of(boundary, point), point, asked_by))
-    return min((stop for stop in stops if stop.place > behind), key=attrgetter("place"), default=None)
+            stops.append((place_of(boundary, point), point, asked_by))
+    return min((stop for stop in stops if stop[0] > behind), key=itemgetter(0), default=None)
 
 
 def _acts(

@@ -106,8 +106,7 @@ def test_kv_gets_what_the_rest_leaves(tiny_llama: TinyModel, caplog: pytest.LogC
     assert plan.kv == 50 * GIB - 2 * GIB - 3 * GIB - settings().upload_bytes - int(80 * GIB * KEPT_SHARE)
     said = caplog.text
     assert all(f"{size:.1f} GiB" in said for size in (80, 2, 3, plan.kv / GIB, plan.kept / GIB))
-    blocks = budget_blocks(settings(kv_dir=None), 1 << 20, plan.kv)
-    assert blocks.device == plan.kv >> 20
+    assert budget_blocks(settings(kv_dir=None), 1 << 20, plan.kv)[0] == plan.kv >> 20
     with pytest.raises(FieldOutOfRange, match="weights and steps leave") as refused:
         budget_blocks(settings(kv_dir=None), 4096, -5)
     assert refused.value.param == "kv_device"
@@ -135,16 +134,15 @@ def test_a_pool_that_was_asked_for_is_checked(caplog: pytest.LogCaptureFixture) 
 
 def test_budgets_that_are_asked_for_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     asked = settings(kv_device=KVBudget(bytes=1 << 20), kv_host=KVBudget(bytes=1 << 21), kv_dir=None)
-    blocks = budget_blocks(asked, 4096, 1 << 40)
-    assert (blocks.device, blocks.host, blocks.disk) == (256, 512, 0)
+    assert budget_blocks(asked, 4096, 1 << 40) == (256, 512, 0)
     sessions = replace(asked, kv_device=KVBudget(sessions=3, tokens=4 * asked.block_size - 1))
-    assert budget_blocks(sessions, 4096, None, groups=2, extra_blocks=5).device == 3 * (2 * 4 + 5), "states too"
+    assert budget_blocks(sessions, 4096, None, groups=2, extra_blocks=5)[0] == 3 * (2 * 4 + 5), "states too"
     for on_disk, warnings in ((KVBudget(), 0), (None, 1), (KVBudget(bytes=1 << 20), 2)):
         without_host = replace(asked, kv_host=KVBudget(), kv_disk=on_disk)
-        assert budget_blocks(without_host, 4096, 1 << 40, DiskRoom(tmp_path)).disk == 0, "KV goes there over the host"
+        assert budget_blocks(without_host, 4096, 1 << 40, DiskRoom(tmp_path))[2] == 0, "KV goes there over the host"
         assert len(caplog.records) == warnings
     assert "--kv-host" in caplog.text
-    assert budget_blocks(replace(asked, kv_host=None, kv_policy=KVPolicy.NONE), 4096, None).host == 0
+    assert budget_blocks(replace(asked, kv_host=None, kv_policy=KVPolicy.NONE), 4096, None)[1] == 0
 
 
 @pytest.mark.parametrize("error", [MemoryError("no"), OSError(12, "Cannot allocate memory"), torch.OutOfMemoryError()])
@@ -166,7 +164,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def disk_blocks(folder: Path, reserve: int, kv_disk: KVBudget | None = None) -> int:
     given = replace(Settings().engine(), kv_device=KVBudget(bytes=1 << 20), kv_disk=kv_disk)
-    return budget_blocks(given, BLOCK_BYTES, None, DiskRoom(folder, reserve)).disk
+    return budget_blocks(given, BLOCK_BYTES, None, DiskRoom(folder, reserve))[2]
 
 
 @pytest.mark.usefixtures("free")
