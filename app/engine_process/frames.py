@@ -40,7 +40,6 @@ from app.messages import (
     Done,
     Event,
     ExportedKV,
-    Failed,
     ImportedKV,
     KeptKV,
     Open,
@@ -300,8 +299,6 @@ def _pack(event: Event, behind: list[Bytes]) -> tuple[Plain, ...]:
             behind += [part for each in value.records for part in each.tensor.parts]
             value = _with_parts(value, repeat(b""))
         return ("Done", event.ticket, type(value).__name__, is_made, *take_out(value))
-    if isinstance(event, Failed):
-        return ("Failed", event.ticket, event.error)
     return (type(event).__name__, *take_out(event))
 
 
@@ -315,9 +312,6 @@ def _unpack(packed: list[Plain], behind: Iterator[memoryview]) -> Event:
         if isinstance(value, Captures):
             value = _with_parts(value, behind)
         return Done(ticket, (lambda: value) if is_made else value)
-    if name == "Failed":
-        ticket, error = fields
-        return Failed(ticket, _error(error))
     event: Event = _made_of(fields, EVENTS[name])
     return event
 

@@ -5,15 +5,14 @@ the checkpoint of a paused turn, and maps of all residual streams that a session
 from __future__ import annotations
 
 import math
+import sys
 import time
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app import messages
@@ -43,8 +42,8 @@ from app.gpu.state.checkpoints import (
     CellMap,
     Checkpoint,
     InParts,
+    KeptRows,
     Rows,
-    StoredTensor,
     T,
     join_cells,
     kept_rows,
@@ -131,7 +130,7 @@ class Whitebox:
         self, placement: Placement, runner: Runner, match: Match, activations: ActivationRoom, num_layers: int
     ) -> None:
         self._placement = placement
-        self._runner = runner
+        self.runner = runner
         self._match = match
         self._activations = activations
         self._num_layers = num_layers
@@ -146,7 +145,7 @@ class Whitebox:
             messages.ReadCaptures: read_captures,
             messages.ReadKept: read_kept,
             messages.ClearCaptures: self._clear_captures,
-            messages.PoolCaptures: self._pool_captures,
+            messages.PoolCaptures: lambda sequence, command: self.runner.mean(all_captured([sequence]), command.normed),
             messages.ReadCheckpoint: read_activation,
             messages.EditCheckpoint: self._edit_checkpoint,
             messages.WriteCheckpoint: self._write_checkpoint,
@@ -163,7 +162,7 @@ class Whitebox:
     def enter(self, sequence: TokenSequence, above: messages.Above) -> Checkpoint:
         """Where a pass begins that leaves out layers, as if it had paused there. Raises `ActivationsFull`."""
         self._activations.check(sequence, len(above.hidden.data))
-        hidden, rows = self._runner.store(above.hidden), above.hidden.shape[0]
+        hidden, rows = self.runner.store(above.hidden), above.hidden.shape[0]
         return Checkpoint(above.layer, above.first, rows, hidden, Pass.PREFILL, None, time.time())
 
     def _lens(self, sequence: TokenSequence, command: messages.Lens) -> Generator[None, None, LensRows]:
@@ -177,7 +176,7 @@ class Whitebox:
         first, end = _chosen(checkpoint, command.positions)
         token_ids, hidden = tuple(sequence.tokens[first:end]), checkpoint.hidden
         cells = [(checkpoint.layer, at, hidden, at - checkpoint.first) for at in range(first, end)]
-        found = yield from self.gaps.do(self._runner.look(cells, LensAsk(command.top_k)), lambda: not sequence.closed)
+        found = yield from self.gaps.do(self.runner.look(cells, LensAsk(command.top_k)), lambda: not sequence.closed)
         return replace(found, first=first, token_ids=token_ids)
 
     def open_map(
@@ -192,26 +191,20 @@ class Whitebox:
         apart: dict[tuple[int, int], Cell] | None = None
         if beside is not None:
             kept = kept_rows(beside.captures, beside.checkpoint, command.layers, command.point)
-            at = range(found.first, found.end)
-            apart = {
-                (layer, position): (layer, position, hidden, row)
-                for layer, positions, hidden in kept
-                for row, position in enumerate(positions)
-                if position in at
-            }
+            apart = _newest(kept, found.first, found.end)
         sequence.map = cells, {cell[1]: cell for cell in ends}, apart
         return found
 
     def _map_lens(self, sequence: TokenSequence, command: messages.MapLens) -> Generator[None, None, LensRows]:
         """The same for the session's map. Raises `WrongState` if none is open."""
         cells, ends, beside = _open_map(sequence)
-        return self._while_open(sequence, self._runner.look(cells, command.ask, ends, beside))
+        return self._while_open(sequence, self.runner.look(cells, command.ask, ends, beside))
 
     def _read_features(
         self, sequence: TokenSequence, command: messages.ReadFeatures
     ) -> Generator[None, None, FeatureRows]:
         """What a dictionary makes of the session's map. Raises `WrongState` if none is open, `NotFound`."""
-        return self._while_open(sequence, self._runner.features(_open_map(sequence)[0], command))
+        return self._while_open(sequence, self.runner.features(_open_map(sequence)[0], command))
 
     def _while_open(self, sequence: TokenSequence, parts: InParts[T]) -> Generator[None, None, T]:
         """A look at the session's map, which ends with it."""
@@ -239,21 +232,11 @@ class Whitebox:
         units.sort(key=lambda each: place_of(each[0][0], each[1]))
         cells = [cell for cell, _ in kept]
         sequence.map = cells, {}, None
-        work = self._runner.attribute(cells, streams, units, command)
+        work = self.runner.attribute(cells, streams, units, command)
         values, total, found = yield from self._while_open(sequence, work)
         parts = tuple((cell[0], point, value) for (cell, point), value in zip(kept, values, strict=True))
         inner = tuple((cell[0], point, each) for (cell, point, _), each in zip(units, found, strict=True))
         return Attribution(at.first, parts, total, inner)
-
-    def _pool_captures(self, sequence: TokenSequence, command: messages.PoolCaptures) -> Callable[[], TensorData]:
-        """A function for any thread that gives the mean of all that has been captured. Raises `ActivationsFull` if some
-        of it found no room.
-        """
-        return self._runner.mean(_all_captured([sequence]), command.normed)
-
-    def read_logits(self, sequences: Sequence[TokenSequence], token_ids: tuple[int, ...] | None) -> object:
-        """What the final norm and the head make of all that has been captured. Raises `ActivationsFull` as above."""
-        return self._runner.logits(_all_captured(sequences), token_ids)
 
     def _arm(self, sequence: TokenSequence, command: messages.Arm) -> None:
         """Add a breakpoint. Raises `WrongState` if it would pause a turn that must not, `UploadMissing`."""
@@ -261,14 +244,14 @@ class Whitebox:
         cannot_pause = turn is not None and not turn.paused and not turn.pausable
         if command.breakpoint.may_pause and cannot_pause:
             raise WrongState(f"session {command.session} is running a turn of an API that cannot report a pause")
-        self._runner.uploads.require(command.breakpoint.needs)
+        self.runner.uploads.require(command.breakpoint.needs)
         sequence.breakpoints[command.breakpoint.id] = command.breakpoint
         sequence.fast_path_until = 0
 
     def require_uploads(self, sequence: TokenSequence) -> None:
         """Raise `UploadMissing` unless all is loaded that turns of the session need."""
         if sequence.watched:
-            self._runner.uploads.require(_needed(sequence))
+            self.runner.uploads.require(_needed(sequence))
 
     def drop_upload(self, digest: str, sequences: Iterable[TokenSequence]) -> None:
         """Forget an upload. Raises `UploadInUse` while one of these needs it."""
@@ -277,11 +260,7 @@ class Whitebox:
                 "a session has a breakpoint that needs it, or its history was edited through it: remove the "
                 "breakpoint, and rewind or close the session"
             )
-        self._runner.uploads.drop(digest)
-
-    def load_upload(self, path: str, digest: str) -> None:
-        """Take a file that the server has written. Raises `NotFound`, `UploadsFull`."""
-        self._runner.uploads.load(Path(path), digest)
+        self.runner.uploads.drop(digest)
 
     def _clear_captures(self, sequence: TokenSequence, command: messages.ClearCaptures) -> None:
         """Forget what has been captured."""
@@ -294,7 +273,7 @@ class Whitebox:
         """
         wanted: list[Breakpoint | Edit] = [*command.breakpoints, *(each.edit for each in command.interventions)]
         wanted += [] if command.paused is None else [each.edit for each in command.paused.interventions]
-        self._runner.uploads.require(set[Need]().union(*(each.needs for each in wanted)))
+        self.runner.uploads.require(set[Need]().union(*(each.needs for each in wanted)))
         paused, matcher = command.paused, None
         if paused is not None:
             self._activations.check(sequence, len(paused.hidden.data))
@@ -325,7 +304,7 @@ class Whitebox:
             info.layer + (info.point is Point.RESID_POST),
             info.first,
             info.end - info.first,
-            self._runner.store(paused.hidden),
+            self.runner.store(paused.hidden),
             info.in_pass,
             info.breakpoint,
             info.created_at,
@@ -337,11 +316,11 @@ class Whitebox:
     def _edit_checkpoint(self, sequence: TokenSequence, command: messages.EditCheckpoint) -> None:
         """Apply all edits, or none, and note them for a recomputation. Raises `WrongState`, `FieldOutOfRange`."""
         (_, checkpoint), log, edits = _paused(sequence), sequence.interventions, command.edits
-        self._runner.uploads.require(set[Need]().union(*(each.needs for each in edits)))
+        self.runner.uploads.require(set[Need]().union(*(each.needs for each in edits)))
         log.check_pass("edits", checkpoint.first, checkpoint.end, more=len(edits))
         tensors = {tensor for edit in edits for tensor in edit.tensors}
         log.check("edits", more=len(edits), more_bytes=sum(len(each.data) for each in tensors))
-        hidden, made, get = checkpoint.hidden, [], self._runner.uploads.get
+        hidden, made, get = checkpoint.hidden, [], self.runner.uploads.get
         for index, edit in enumerate(edits):
             first, end = _chosen(checkpoint, edit.positions, param=f"edits.{index}.positions")
             hidden = hidden.edited(first - checkpoint.first, end - checkpoint.first, edit, get)
@@ -365,11 +344,11 @@ class Whitebox:
         log.check("activation", more=1, more_bytes=len(tensor.data))
         log.forget(checkpoint.place, checkpoint.first, checkpoint.end)
         edit = Edit(EditOp.REPLACE, vector=tensor)
-        checkpoint.hidden = checkpoint.hidden.edited(0, checkpoint.length, edit, self._runner.uploads.get)
+        checkpoint.hidden = checkpoint.hidden.edited(0, checkpoint.length, edit, self.runner.uploads.get)
         log.add(_at_checkpoint(checkpoint, checkpoint.first, checkpoint.end, edit))
 
 
-def _all_captured(sequences: Iterable[TokenSequence]) -> list[Rows]:
+def all_captured(sequences: Iterable[TokenSequence]) -> list[Rows]:
     """All rows. Raises `ActivationsFull` if some found no room, or a session has none."""
     rows = list[Rows]()
     for captures in (sequence.captures for sequence in sequences):
@@ -414,16 +393,10 @@ def read_captures(sequence: TokenSequence, command: messages.ReadCaptures) -> Ca
 
 def read_kept(sequence: TokenSequence, command: messages.ReadKept) -> Callable[[], Activation]:
     """A function for any thread that copies what is kept of a point now. Raises `FieldOutOfRange`."""
-    place, found = (command.layer, command.point), dict[int, tuple[StoredTensor, int]]()
-    for each in sequence.captures.records:  # the newest last: it takes the place of those before
-        if (each.layer, each.point) == place and not each.heads:
-            current = each.positions[: bisect_left(each.positions, each.current_to)]
-            found |= {position: (each.hidden, row) for row, position in enumerate(current)}
-    checkpoint = sequence.checkpoint
-    if checkpoint is not None and (checkpoint.layer, checkpoint.point) == place:
-        found |= {checkpoint.first + row: (checkpoint.hidden, row) for row in range(checkpoint.length)}
+    kept = kept_rows(sequence.captures, sequence.checkpoint, (command.layer,), command.point)
+    found = {position: cell for (_, position), cell in _newest(kept, 0, sys.maxsize).items()}
     positions = _kept_positions(sequence, command, sorted(found))
-    pieces = join_cells((command.layer, position, *found[position]) for position in positions)
+    pieces = join_cells(found[position] for position in positions)
 
     def copy() -> Activation:
         parts = [hidden.read(first, end) for hidden, first, end in pieces]
@@ -530,13 +503,20 @@ def _map(
     kept = kept_rows(sequence.captures, sequence.checkpoint, layers, point)
     extent = min((at[0] for _, at, _ in kept), default=0), max((at[-1] + 1 for _, at, _ in kept), default=0)
     first, end = _span_of_map(positions, extent, len(sequence.tokens))
-    found: defaultdict[int, dict[int, Cell]] = defaultdict(dict)
-    for layer, at, hidden in kept:  # the newest last: it takes the place of those before
-        for row in range(bisect_left(at, first), bisect_left(at, end)):
-            found[layer][at[row]] = (layer, at[row], hidden, row)
-    cells = [found[layer][position] for layer in sorted(found) for position in sorted(found[layer])]
-    places = tuple(MapLayer(layer, tuple(sorted(found[layer]))) for layer in sorted(found))
+    found = _newest(kept, first, end)
+    cells = [found[place] for place in sorted(found)]
+    by_layer = groupby(cells, key=itemgetter(0))
+    places = tuple(MapLayer(layer, tuple(position for _, position, *_ in some)) for layer, some in by_layer)
     return cells, ActivationMap(first, end, *extent, tuple(sequence.tokens[first:end]), places)
+
+
+def _newest(kept: Iterable[KeptRows], first: int, end: int) -> dict[tuple[int, int], Cell]:
+    """By layer and position, the newest cell of each position in `[first, end)`."""
+    return {
+        (layer, at[row]): (layer, at[row], hidden, row)
+        for layer, at, hidden in kept  # the newest last: it takes the place of those before
+        for row in range(bisect_left(at, first), bisect_left(at, end))
+    }
 
 
 def _span_of_map(positions: Positions, kept: Span, length: int) -> Span:

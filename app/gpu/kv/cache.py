@@ -68,7 +68,7 @@ class KVCache:
         turn = sequence.active_turn
         edits, limit = expected_edits(sequence)
         known = self._chain(sequence, min(len(sequence.tokens) - 1, limit) // self.hash_tokens, edits)
-        end = sum(1 for _ in takewhile(lambda block_hash: self.pool.find(block_hash) is not None, known))
+        end = sum(1 for _ in takewhile(self.pool.has, known))
         turn.prefix_ends = self._worth_a_state(found, [*turn.prefix_ends, end * self.hash_tokens])
         turn.near_ends = self._near_end(sequence, found)
 
@@ -142,17 +142,11 @@ class KVCache:
         if pool.state_blocks:
             return self._find_state_prefix(sequence, pool, edits, limit)
         of_history = self._chain(sequence, min(len(sequence.tokens) - 1, limit) // pool.block_size, edits)
-        hashes = list[BlockHash]()
         if not pool.groups.windowed:
-            blocks = list[BlockId]()
-            for block_hash in of_history:
-                block = pool.find(block_hash)
-                if block is None:
-                    break
-                hashes.append(block_hash)
-                blocks.append(block)
-            return blocks, hashes
-        full, size, stripes = pool.groups.full, pool.stripe, list[list[BlockId | None]]()
+            hashes = list(takewhile(pool.has, of_history))
+            return [block for block in pool.find_all(hashes) if block is not None], hashes
+        hashes, stripes = list[BlockHash](), list[list[BlockId | None]]()
+        full, size = pool.groups.full, pool.stripe
         together = first = end = 0
         for block_hash in of_history:
             stripe = [pool.find(block_hash)] if size == 1 else pool.find_all(pool.parts_of([block_hash]))

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import os
 import shutil
 import tempfile
@@ -47,6 +48,8 @@ from app.gpu.state.kv_header import (
 )
 from app.machine.budget import DiskRoom
 from app.machine.files import make_writable
+
+logger = logging.getLogger(__name__)
 
 TEMPORARY_SUFFIX = ".tmp"
 """Ends the name of a file that is being written. A start finds some that a crash has left."""
@@ -245,6 +248,10 @@ class DiskStore:
                 headers[session] = read_kv_header(path, self._identity)
             except KVFileError:
                 refused.append(session)
+        if refused:
+            logger.warning("KV files that are damaged or of another model or layout: %d", len(refused))
+        if headers:
+            logger.info("sessions with KV on disk from an earlier server: %d", len(headers))
         return headers, refused
 
     def write(self, session: SessionId, header: KVFileHeader, blocks: Iterable[memoryview]) -> int:

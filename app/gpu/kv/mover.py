@@ -235,7 +235,8 @@ class KVMover:
         """Fill the first of the target's blocks; without a target the KV goes to the session's file."""
         layout = self._identity.layout
         with self.connections.take(move.connection) as connection:
-            header = receive_lead(connection, self._identity, max_tokens=len(move.token_ids))
+            connection.settimeout(SILENCE_S)
+            header, _ = read_lead(partial(receive, connection), self._identity, len(move.token_ids))
             if tuple(header.token_ids) != move.token_ids:
                 raise KVFileDamaged("its history differs from the announced one")
             if header.adapter != move.adapter:
@@ -300,12 +301,6 @@ def _send(connection: socket.socket, lead: bytes, parts: Sequence[memoryview]) -
         for first in range(0, len(part), SLICE_BYTES):  # the time limit of `sendall` is for all that it is given
             connection.sendall(part[first : first + SLICE_BYTES])
     return len(lead) + sum(map(len, parts))
-
-
-def receive_lead(connection: socket.socket, expected: KVIdentity, *, max_tokens: int) -> KVFileHeader:
-    """The header with tokens; the blocks follow. Raises what `read_lead` does, `OSError`."""
-    connection.settimeout(SILENCE_S)
-    return read_lead(partial(receive, connection), expected, max_tokens)[0]
 
 
 def receive(connection: socket.socket, count: int) -> bytes:

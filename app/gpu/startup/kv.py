@@ -1,14 +1,13 @@
 """KV of an engine: its layout, and memory and files, sized to the machine and what steps and graphs take of a GPU."""
 
 import logging
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
-from app.domain.values import KVBudget, KVPolicy, SamplingParams, SessionId
+from app.domain.values import KVBudget, KVPolicy, SamplingParams
 from app.gpu.device.hardware import DeviceMemory, allocating, dtype_name
 from app.gpu.device.streams import put_each
 from app.gpu.forward.graphs import KEPT_PASSES, CudaRecorder, Graphs, layer_by_layer, run_piece
@@ -23,7 +22,7 @@ from app.gpu.sampling import SampleRequest
 from app.gpu.sampling.sampler import choose, log_probabilities, place_requests
 from app.gpu.startup.weights import LoadedModel
 from app.gpu.state.blocks import BlockPool
-from app.gpu.state.kv_header import KVFileHeader, KVIdentity, KVLayout
+from app.gpu.state.kv_header import KVIdentity, KVLayout
 from app.gpu.state.layer_state import divide, keeps_tokens, state_bytes
 from app.machine.budget import DiskRoom
 from app.machine.files import counted, size
@@ -359,15 +358,3 @@ def _log_budgets(budgets: tuple[int, int, int], layout: KVLayout, each: int, lim
         logger.warning(
             "sessions are limited to %d tokens, not the model's %d: kv_device holds no more", limit, max_model_len
         )
-
-
-def find_files(disk: DiskStore | None) -> tuple[Mapping[SessionId, KVFileHeader], Collection[SessionId]]:
-    """The headers of KV files that an earlier server has left, and the files that are of no use."""
-    if disk is None:
-        return {}, ()
-    headers, refused = disk.index()
-    if refused:
-        logger.warning("KV files that are damaged or of another model or layout: %d", len(refused))
-    if headers:
-        logger.info("sessions with KV on disk from an earlier server: %d", len(headers))
-    return headers, refused

@@ -37,7 +37,7 @@ from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
 from app.gpu.ranks.leader import Die, LeadingStack, end_process, leading_layers, start_ranks
 from app.gpu.sampling.sampler import WORD, apply_mask
-from app.gpu.startup.kv import KV, find_files, make_kv
+from app.gpu.startup.kv import KV, make_kv
 from app.gpu.startup.weights import LoadedModel, load_model
 from app.gpu.state.layer_state import state_bytes
 from app.gpu.state.sequence import ActivationRoom
@@ -109,7 +109,7 @@ def build_engine(
     turns = Turns(scheduler, limit, grammars.match, activations)
     whitebox = Whitebox(scheduler.placement, runner, grammars.match, activations, stack.num_layers)
     mover = KVMover(kv.host, kv.identity, kv.disk)
-    saved, refused = find_files(kv.disk)
+    saved, refused = ({}, []) if kv.disk is None else kv.disk.index()
     handler = CommandHandler(
         scheduler,
         phases,

@@ -252,6 +252,10 @@ class BlockPool:
         """The block that holds this prefix, if there is one."""
         return self._by_hash.get(block_hash)
 
+    def has(self, block_hash: BlockHash) -> bool:
+        """Whether there is one."""
+        return block_hash in self._by_hash
+
     def find_all(self, hashes: Iterable[BlockHash]) -> list[BlockId | None]:
         """`find` for each."""
         return list(map(self._by_hash.get, hashes))

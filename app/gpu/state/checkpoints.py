@@ -209,6 +209,8 @@ CellMap = tuple[Sequence[Cell], Mapping[int, Cell], Mapping[tuple[int, int], Cel
 """Cells; by position those after the last layer, which may not be among them; and by layer and position those of
 another session, if they are compared with one.
 """
+KeptRows = tuple[int, Sequence[int], StoredTensor]
+"""A layer, rising positions, and the tensor that has a row for each."""
 Rows = tuple[StoredTensor, int, int]
 """Rows `[first, end)` of a residual stream."""
 
@@ -218,12 +220,11 @@ def kept_rows(
     checkpoint: Checkpoint | None,
     layers: Collection[int] | None,
     point: Point = Point.RESID_POST,
-) -> list[tuple[int, Sequence[int], StoredTensor]]:
-    """What a session keeps of a point of `layers` (None: all), with all heads, at positions that its history still has:
-    the layer, the rising positions, and a row for each. Later ones are newer; the checkpoint, which may have been
-    edited, is the last.
+) -> list[KeptRows]:
+    """What a session keeps of a point of `layers` (None: all), with all heads, at positions that its history still has.
+    Later ones are newer; the checkpoint, which may have been edited, is the last.
     """
-    kept: list[tuple[int, Sequence[int], StoredTensor]] = [
+    kept: list[KeptRows] = [
         (record.layer, record.positions[: bisect_left(record.positions, record.current_to)], record.hidden)
         for record in log.records
         if record.point is point and not record.heads
