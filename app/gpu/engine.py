@@ -17,9 +17,9 @@ from app.gpu.commands.dispatch import CommandHandler
 from app.gpu.device.hardware import check_alive
 from app.gpu.forward.forward import Runner, StatesLost
 from app.gpu.forward.results import LaunchedStep, SplitStep, StepResult
-from app.gpu.kv.loan import Borrower
 from app.gpu.kv.mover import KVMover
 from app.gpu.kv.phases import Phases
+from app.gpu.planning.admission import Borrower
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns, pauses_at, sample_requests
 from app.gpu.state.checkpoints import Captured
@@ -354,7 +354,6 @@ class Engine:
                 events += self.handle(message)
                 self.progress.note()
                 self._outdated = True
-        self._phases.tick()
         events += self._handler.go_on(is_busy=self._can_compute)
         self._mover.submit(self._placement.take_orders())
         return events

@@ -194,7 +194,7 @@ class Driver:
             if not self.mover.pending:
                 break
             for report in self.mover.carry_out():
-                self.take(self.engine.handle(report))
+                self.take([*self.engine.handle(report), *self.handler.go_on(is_busy=False)])
 
     def ended(self, turn: Ticket) -> bool:
         return any(isinstance(event, TurnFinished) for event in self.events.get(turn, []))

@@ -194,11 +194,9 @@ class CommandHandler:
         return messages.KeptKV(len(kept), sum(kept), len(lost), sum(lost))
 
     def go_on(self, *, is_busy: bool) -> list[Event]:
-        """Go on with what goes on between steps. `is_busy`: there are some."""
+        """Go on with what goes on between steps, as time or a message has made possible. `is_busy`: there are some."""
         self._whitebox.gaps.open(is_busy=is_busy)
-        return self._tick()
-
-    def _tick(self) -> list[Event]:
+        self._phases.tick()
         return [event for ticket in tuple(self._exchanges) for event in self._go_on(ticket)]
 
     def placed(self) -> list[Event]:
@@ -207,12 +205,10 @@ class CommandHandler:
         return [messages.Placed(s.session, self._session(s)) for s in placed if s.session in self.sessions]
 
     def moved(self, report: Moved) -> list[Event]:
-        """Account for KV that has been moved."""
+        """Account for KV that has been moved; `go_on` follows."""
         self._placement.complete(report)
-        self._phases.tick()
         ticket = self._awaited.pop(report.number, None)
-        events = self._go_on(ticket, report) if ticket is not None and ticket in self._exchanges else []
-        return [*events, *self._tick()]
+        return self._go_on(ticket, report) if ticket is not None and ticket in self._exchanges else []
 
     def set_phase(self, sequence: TokenSequence, command: messages.SetPhase) -> None:
         """Note what the client says of its session."""

@@ -188,7 +188,7 @@ class Whitebox:
         cells, found = _map(sequence, command.positions, command.layers, command.point)
         span = Positions(found.first, found.end)
         ends = _map(sequence, span, (self._num_layers - 1,))[0] if found.layers else ()
-        apart: dict[tuple[int, int], Cell] | None = None
+        apart = None
         if beside is not None:
             kept = kept_rows(beside.captures, beside.checkpoint, command.layers, command.point)
             apart = _newest(kept, found.first, found.end)

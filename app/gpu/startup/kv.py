@@ -14,9 +14,9 @@ from app.gpu.forward.graphs import KEPT_PASSES, CudaRecorder, Graphs, layer_by_l
 from app.gpu.kernels.attention.base import make_batch
 from app.gpu.kv.cache import KVCache
 from app.gpu.kv.file import DiskStore
-from app.gpu.kv.loan import Borrower
 from app.gpu.kv.pools import HostPool, KVPool
 from app.gpu.models.base import LayerStack, with_new_states
+from app.gpu.planning.admission import Borrower
 from app.gpu.ranks.leader import LeadingHostPool, LeadingPool
 from app.gpu.sampling import SampleRequest
 from app.gpu.sampling.sampler import choose, log_probabilities, place_requests

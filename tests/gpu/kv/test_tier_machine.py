@@ -74,7 +74,7 @@ class TierMachine(PlanningMachine):
             report = Moved(move.number, 0.001, token_ids=found.token_ids, computed=computed, behind=found.behind)
         if error is None and (self.DISK_BLOCKS or move.kind is not MoveKind.IMPORT):
             self.model.move(move, self.tiers.in_flight[move.number][1].namespace)
-        self.take(self.handler.moved(report))
+        self.take([*self.handler.moved(report), *self.handler.go_on(is_busy=False)])
         self.collect()
 
     @rule(session=sessions, phase=st.sampled_from(Phase), resume_in_ms=st.none() | st.floats(0, 2000))

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis.stateful import invariant
 
 from app.domain.values import KVPolicy, Phase, Tier
-from app.gpu.kv.loan import PATIENCE_STEPS, Borrower
+from app.gpu.planning.admission import PATIENCE_STEPS, Borrower
 from app.gpu.planning.queue import StepPlan
 from app.gpu.state.blocks import BlockId
 from app.gpu.state.sequence import TokenSequence
