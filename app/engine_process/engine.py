@@ -106,48 +106,6 @@ UNHEARD_S = 7.0
 """Without a beat for so long: turns end too. Their clients can repeat them where an engine works."""
 
 
-class Stalls:
-    """Follows one process. Times are sums of what was waited for, not by a clock: they stand still while both processes
-    are suspended.
-    """
-
-    def __init__(self, stuck_s: float) -> None:
-        """`stuck_s`: how long one layer or step may take."""
-        self._stuck_s = stuck_s
-        self.silent_s = 0.0
-        """How long the process has said nothing."""
-        self.busy_s = 0.0
-        """How long its engine has been busy with one thing, by the last beat."""
-        self._told: Stalled | None = None
-
-    def wait(self, seconds: float) -> None:
-        """The process has said nothing for so many seconds more."""
-        self.silent_s += seconds
-
-    def hear(self, busy_s: float | None = None) -> None:
-        """The process has said something; `busy_s` is what a beat tells."""
-        self.silent_s = 0.0
-        if busy_s is not None:
-            self.busy_s = busy_s
-
-    def news(self) -> Stalled | GoesOn | None:
-        """What has changed since this was last asked."""
-        before: Stalled | None = self._told
-        now: Stalled | None = None
-        if self.silent_s >= SILENT_S:
-            ends_turns = self.silent_s >= UNHEARD_S
-            now = Stalled(f"its process has said nothing for {self.silent_s:.0f} s", ends_turns)
-        elif self.busy_s >= self._stuck_s:
-            now = Stalled(f"it has been busy with one thing for {self.busy_s:.0f} s", ends_turns=True)
-        if now is None:
-            self._told = None
-            return None if before is None else GoesOn()
-        if before is not None and before.ends_turns >= now.ends_turns:
-            return None
-        self._told = now
-        return now
-
-
 LOOK_S = 0.5
 """Between two looks at a process that says nothing."""
 STOP_TIMEOUT_S = 10.0
@@ -269,7 +227,8 @@ class EngineProcess:
 
     def _listen(self, deliver: Deliver) -> str:
         """Deliver events until the process has ended; returns why it has."""
-        self._reason, stalls = "", Stalls(self._stuck_s)
+        self._reason, silent_s, busy_s = "", 0.0, 0.0
+        told: Stalled | None = None
         while True:
             try:
                 data = self._child.channel.receive(LOOK_S)
@@ -278,38 +237,49 @@ class EngineProcess:
                 return self._reason or how
             if time.monotonic() > self._stops_at:
                 self._give_up("it does not stop")
-            if data is None:
-                stalls.wait(LOOK_S)
-                if stalls.silent_s > self._timeout_s:
-                    self._give_up(f"it has said nothing for {self._timeout_s:g} s")
-                self._tell(stalls.news(), deliver)
-                continue
-            frame = decode(data)
+            frame = None if data is None else decode(data)
             del data  # may be much memory
-            stalls.hear(frame.busy_s if isinstance(frame, Beat) else None)
-            self._tell(stalls.news(), deliver)
+            # Sums of what was waited for, not by a clock: they stand still while both processes are suspended.
+            silent_s = silent_s + LOOK_S if frame is None else 0.0
+            busy_s = frame.busy_s if isinstance(frame, Beat) else busy_s
+            if silent_s > self._timeout_s:
+                self._give_up(f"it has said nothing for {self._timeout_s:g} s")
+            told = self._tell(told, self._stall(silent_s, busy_s), deliver)
             if isinstance(frame, list):
                 if self._deaths and any(isinstance(event, TurnFinished) for event in frame):
                     self._deaths.clear()
                 deliver(frame)
-            else:
+            elif frame is not None:
                 self._take(frame)
 
-    def _tell(self, news: Stalled | GoesOn | None, deliver: Deliver) -> None:
-        """Log that the engine makes no progress, or makes some again."""
-        if news is None or self._stopping.is_set():
-            return
-        if isinstance(news, GoesOn):
+    def _stall(self, silent_s: float, busy_s: float) -> Stalled | None:
+        """Whether an engine makes no progress whose process has said nothing for so long, and that was busy with one
+        thing for so long by its last beat.
+        """
+        if silent_s >= SILENT_S:
+            return Stalled(f"its process has said nothing for {silent_s:.0f} s", ends_turns=silent_s >= UNHEARD_S)
+        if busy_s >= self._stuck_s:
+            return Stalled(f"it has been busy with one thing for {busy_s:.0f} s", ends_turns=True)
+        return None
+
+    def _tell(self, before: Stalled | None, now: Stalled | None, deliver: Deliver) -> Stalled | None:
+        """Tell what has changed: the engine makes no progress, or makes some again. Returns what has been told last."""
+        if before is not None and now is not None and before.ends_turns >= now.ends_turns:
+            return before
+        if before is now or self._stopping.is_set():
+            return now
+        if now is None:
             logger.warning("the engine makes progress again and takes turns")
         else:
             logger.error(
                 "the engine makes no progress: %s; %s",
-                news.reason,
-                "its turns fail" if news.ends_turns else "new turns are refused",
+                now.reason,
+                "its turns fail" if now.ends_turns else "new turns are refused",
             )
-            if news.ends_turns:
-                self.grammars.fail_all(EngineStalled(news.reason, refused=False))
-        deliver([news])
+            if now.ends_turns:
+                self.grammars.fail_all(EngineStalled(now.reason, refused=False))
+        deliver([now or GoesOn()])
+        return now
 
     def _take(self, frame: Frame) -> None:
         match frame:
