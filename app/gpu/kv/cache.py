@@ -535,18 +535,6 @@ class KVCache:
             checkpoint=shared_checkpoint,
         )
 
-    def shrink(self, count: int, sequences: Iterable[TokenSequence]) -> list[tuple[BlockId, BlockId]] | None:
-        """Give up the top `count` device blocks. `sequences` are all that hold blocks; no move holds one of these.
-
-        Returns block copies (source, target) to make before anything else. None if too many blocks are owned.
-        """
-        moved = self.pool.shrink(count)
-        if moved is None:
-            return None
-        for sequence in sequences:
-            sequence.blocks = [moved.get(block, block) for block in sequence.blocks]
-        return list(moved.items())
-
     def freed(self, sequences: Sequence[TokenSequence]) -> int:
         """Blocks that would have no holder without the sequences and the moves that copy their blocks."""
         held = Counter(block for sequence in sequences for block in sequence.held)

@@ -315,7 +315,7 @@ class Borrower:
         """
         if not self.lent:
             return False
-        cache, pool = placement.tiers.cache, placement.tiers.cache.pool
+        pool = placement.tiers.cache.pool
         if placement.policy is KVPolicy.NONE:
             needed = pool.owned
         else:  # what the sessions with a turn have
@@ -332,9 +332,10 @@ class Borrower:
         end = pool.num_blocks - surplus
         if any(block >= end for blocks in placement.tiers.held(pool) for block in blocks):
             return False  # it is being copied
-        copies = cache.shrink(surplus, [*placement.active.values(), *placement.resident.values()])
-        assert copies is not None, "as many are available"
-        self._copy_blocks(copies)
+        moved = pool.shrink(surplus)
+        for sequence in (*placement.active.values(), *placement.resident.values()):
+            sequence.blocks = [moved.get(block, block) for block in sequence.blocks]
+        self._copy_blocks(list(moved.items()))
         self.lent -= 1
         self._take_back(self._arena.lendable[self.lent])
         return True

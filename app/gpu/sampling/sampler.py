@@ -76,20 +76,21 @@ def place_requests(requests: Sequence[SampleRequest], vocab_size: int, put: Put)
 
 def _changes(request: SampleRequest) -> Iterator[tuple[str, ArrayLike, ArrayLike]]:
     """Each kind of change that the request asks for: its tokens, and a value for each of them, or one for all."""
-    params, seen = request.params, request.seen
+    params = request.params
     if params.logit_bias:
         yield "bias", list(params.logit_bias), list(params.logit_bias.values())
     if request.forbidden:
         yield "forbidden", list(request.forbidden), -np.inf
-    if seen is None:
+    if request.seen is None:
         return
-    if params.repetition_penalty != 1 and seen.tokens:
-        yield "repetition", seen.tokens, params.repetition_penalty
-    times = np.array(seen.generated, np.float64)
+    tokens, generated = request.seen
+    if params.repetition_penalty != 1 and tokens:
+        yield "repetition", tokens, params.repetition_penalty
+    times = np.array(generated, np.float64)
     is_generated = times > 0
     if (params.presence_penalty or params.frequency_penalty) and is_generated.any():
         taken_off = params.presence_penalty + params.frequency_penalty * times[is_generated]
-        yield "counts", np.array(seen.tokens, np.int64)[is_generated], taken_off
+        yield "counts", np.array(tokens, np.int64)[is_generated], taken_off
 
 
 def _place_limits(params: Sequence[SamplingParams], vocab_size: int, put: Put) -> Limits:

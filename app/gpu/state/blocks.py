@@ -170,15 +170,16 @@ class BlockPool:
         self._free.extend(added)  # above all others, and ascending: it is still a heap
         self.num_blocks += count
 
-    def shrink(self, count: int) -> dict[BlockId, BlockId] | None:
-        """Give up the top `count` blocks: cached ones are evicted, owned ones move further down.
+    def shrink(self, count: int) -> dict[BlockId, BlockId]:
+        """Give up the top `count` blocks: cached ones are evicted, owned ones move further down. No move holds one of
+        these. Raises RuntimeError if `available` is less.
 
         Returns where each owned block moves to: before anything else is done with the pool its content must be copied,
-        and all of its holders hold the other. None, and nothing is changed, if too many are owned.
+        and all of its holders hold the other.
         """
         end = self.num_blocks - count
         if self.owned > end:
-            return None
+            raise RuntimeError(f"{count} blocks are to go, {self.available} available")
         owned = []
         for block in range(end, self.num_blocks):
             if self._refs[block] > 0:

@@ -10,7 +10,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from typing import Self
 
 from app.domain.activations import ResumeCost
 from app.domain.breakpoints import Breakpoint, Intervention
@@ -38,12 +38,8 @@ from app.grammars.matcher import Matcher
 from app.machine.budget import leaves_as_much
 from app.machine.files import size
 
-
-class Seen(NamedTuple):
-    """The tokens of a history, each once, and how often each was generated."""
-
-    tokens: array[int]
-    generated: array[int]
+Seen = tuple["array[int]", "array[int]"]
+"""The tokens of a history, each once, and how often each was generated."""
 
 
 class TokenCounts:
@@ -72,7 +68,7 @@ class TokenCounts:
                 tokens.append(token)
                 generated.append(0)
             generated[place] += 1
-        return Seen(tokens, generated)
+        return tokens, generated
 
 
 @dataclass(slots=True)
