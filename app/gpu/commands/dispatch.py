@@ -24,7 +24,7 @@ from app.domain.memory_map import MemoryMap, SessionMemory, StepCounts, TextUse,
 from app.domain.points import place_of
 from app.domain.values import FinishReason, SessionId, Ticket, common_prefix
 from app.gpu.commands.transfers import Exchange, Transfers
-from app.gpu.commands.whitebox import Whitebox, all_captured
+from app.gpu.commands.whitebox import Whitebox
 from app.gpu.kv.phases import Phases, ShutdownFlush
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
@@ -107,10 +107,10 @@ class CommandHandler:
             messages.Inspect: lambda _: self._memory(),
             messages.LoadAdapter: lambda command: adapters.load(Path(command.path)),
             messages.UnloadAdapter: self._unload_adapter,
-            messages.LoadUpload: lambda command: whitebox.runner.uploads.load(Path(command.path), command.digest),
+            messages.LoadUpload: lambda command: whitebox.load_upload(command.path, command.digest),
             messages.DropUpload: lambda command: whitebox.drop_upload(command.digest, self.sequences),
-            messages.ReadLogits: lambda command: whitebox.runner.logits(
-                all_captured(map(self._open, command.sessions)), command.token_ids
+            messages.ReadLogits: lambda command: whitebox.read_logits(
+                [self._open(each) for each in command.sessions], command.token_ids
             ),
         }
         """What carries out any other command."""

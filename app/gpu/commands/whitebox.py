@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app import messages
@@ -130,7 +131,7 @@ class Whitebox:
         self, placement: Placement, runner: Runner, match: Match, activations: ActivationRoom, num_layers: int
     ) -> None:
         self._placement = placement
-        self.runner = runner
+        self._runner = runner
         self._match = match
         self._activations = activations
         self._num_layers = num_layers
@@ -145,7 +146,7 @@ class Whitebox:
             messages.ReadCaptures: read_captures,
             messages.ReadKept: read_kept,
             messages.ClearCaptures: self._clear_captures,
-            messages.PoolCaptures: lambda sequence, command: self.runner.mean(all_captured([sequence]), command.normed),
+            messages.PoolCaptures: self._pool_captures,
             messages.ReadCheckpoint: read_activation,
             messages.EditCheckpoint: self._edit_checkpoint,
             messages.WriteCheckpoint: self._write_checkpoint,
@@ -162,7 +163,7 @@ class Whitebox:
     def enter(self, sequence: TokenSequence, above: messages.Above) -> Checkpoint:
         """Where a pass begins that leaves out layers, as if it had paused there. Raises `ActivationsFull`."""
         self._activations.check(sequence, len(above.hidden.data))
-        hidden, rows = self.runner.store(above.hidden), above.hidden.shape[0]
+        hidden, rows = self._runner.store(above.hidden), above.hidden.shape[0]
         return Checkpoint(above.layer, above.first, rows, hidden, Pass.PREFILL, None, time.time())
 
     def _lens(self, sequence: TokenSequence, command: messages.Lens) -> Generator[None, None, LensRows]:
@@ -176,7 +177,7 @@ class Whitebox:
         first, end = _chosen(checkpoint, command.positions)
         token_ids, hidden = tuple(sequence.tokens[first:end]), checkpoint.hidden
         cells = [(checkpoint.layer, at, hidden, at - checkpoint.first) for at in range(first, end)]
-        found = yield from self.gaps.do(self.runner.look(cells, LensAsk(command.top_k)), lambda: not sequence.closed)
+        found = yield from self.gaps.do(self._runner.look(cells, LensAsk(command.top_k)), lambda: not sequence.closed)
         return replace(found, first=first, token_ids=token_ids)
 
     def open_map(
@@ -198,18 +199,18 @@ class Whitebox:
     def _map_lens(self, sequence: TokenSequence, command: messages.MapLens) -> Generator[None, None, LensRows]:
         """The same for the session's map. Raises `WrongState` if none is open."""
         cells, ends, beside = _open_map(sequence)
-        return self._while_open(sequence, self.runner.look(cells, command.ask, ends, beside))
+        return self._while_open(sequence, self._runner.look(cells, command.ask, ends, beside))
 
     def _read_features(
         self, sequence: TokenSequence, command: messages.ReadFeatures
     ) -> Generator[None, None, FeatureRows]:
         """What a dictionary makes of the session's map. Raises `WrongState` if none is open, `NotFound`."""
-        return self._while_open(sequence, self.runner.features(_open_map(sequence)[0], command))
+        return self._while_open(sequence, self._runner.features(_open_map(sequence)[0], command))
 
     def _while_open(self, sequence: TokenSequence, parts: InParts[T]) -> Generator[None, None, T]:
         """A look at the session's map, which ends with it."""
-        read = sequence.map
-        return self.gaps.do(parts, lambda: sequence.map is read and not sequence.closed)
+        cells = sequence.map
+        return self.gaps.do(parts, lambda: sequence.map is cells and not sequence.closed)
 
     def _read_attribution(
         self, sequence: TokenSequence, command: messages.Attribute
@@ -232,11 +233,21 @@ class Whitebox:
         units.sort(key=lambda each: place_of(each[0][0], each[1]))
         cells = [cell for cell, _ in kept]
         sequence.map = cells, {}, None
-        work = self.runner.attribute(cells, streams, units, command)
+        work = self._runner.attribute(cells, streams, units, command)
         values, total, found = yield from self._while_open(sequence, work)
         parts = tuple((cell[0], point, value) for (cell, point), value in zip(kept, values, strict=True))
         inner = tuple((cell[0], point, each) for (cell, point, _), each in zip(units, found, strict=True))
         return Attribution(at.first, parts, total, inner)
+
+    def _pool_captures(self, sequence: TokenSequence, command: messages.PoolCaptures) -> Callable[[], TensorData]:
+        """A function for any thread that gives the mean of all that has been captured. Raises `ActivationsFull` if some
+        of it found no room.
+        """
+        return self._runner.mean(_all_captured([sequence]), command.normed)
+
+    def read_logits(self, sequences: Iterable[TokenSequence], token_ids: tuple[int, ...] | None) -> object:
+        """What the final norm and the head make of all that has been captured. Raises `ActivationsFull` as above."""
+        return self._runner.logits(_all_captured(sequences), token_ids)
 
     def _arm(self, sequence: TokenSequence, command: messages.Arm) -> None:
         """Add a breakpoint. Raises `WrongState` if it would pause a turn that must not, `UploadMissing`."""
@@ -244,14 +255,14 @@ class Whitebox:
         cannot_pause = turn is not None and not turn.paused and not turn.pausable
         if command.breakpoint.may_pause and cannot_pause:
             raise WrongState(f"session {command.session} is running a turn of an API that cannot report a pause")
-        self.runner.uploads.require(command.breakpoint.needs)
+        self._runner.uploads.require(command.breakpoint.needs)
         sequence.breakpoints[command.breakpoint.id] = command.breakpoint
         sequence.fast_path_until = 0
 
     def require_uploads(self, sequence: TokenSequence) -> None:
         """Raise `UploadMissing` unless all is loaded that turns of the session need."""
         if sequence.watched:
-            self.runner.uploads.require(_needed(sequence))
+            self._runner.uploads.require(_needed(sequence))
 
     def drop_upload(self, digest: str, sequences: Iterable[TokenSequence]) -> None:
         """Forget an upload. Raises `UploadInUse` while one of these needs it."""
@@ -260,7 +271,11 @@ class Whitebox:
                 "a session has a breakpoint that needs it, or its history was edited through it: remove the "
                 "breakpoint, and rewind or close the session"
             )
-        self.runner.uploads.drop(digest)
+        self._runner.uploads.drop(digest)
+
+    def load_upload(self, path: str, digest: str) -> None:
+        """Take a file that the server has written. Raises `NotFound`, `UploadsFull`."""
+        self._runner.uploads.load(Path(path), digest)
 
     def _clear_captures(self, sequence: TokenSequence, command: messages.ClearCaptures) -> None:
         """Forget what has been captured."""
@@ -273,7 +288,7 @@ class Whitebox:
         """
         wanted: list[Breakpoint | Edit] = [*command.breakpoints, *(each.edit for each in command.interventions)]
         wanted += [] if command.paused is None else [each.edit for each in command.paused.interventions]
-        self.runner.uploads.require(set[Need]().union(*(each.needs for each in wanted)))
+        self._runner.uploads.require(set[Need]().union(*(each.needs for each in wanted)))
         paused, matcher = command.paused, None
         if paused is not None:
             self._activations.check(sequence, len(paused.hidden.data))
@@ -304,7 +319,7 @@ class Whitebox:
             info.layer + (info.point is Point.RESID_POST),
             info.first,
             info.end - info.first,
-            self.runner.store(paused.hidden),
+            self._runner.store(paused.hidden),
             info.in_pass,
             info.breakpoint,
             info.created_at,
@@ -316,11 +331,11 @@ class Whitebox:
     def _edit_checkpoint(self, sequence: TokenSequence, command: messages.EditCheckpoint) -> None:
         """Apply all edits, or none, and note them for a recomputation. Raises `WrongState`, `FieldOutOfRange`."""
         (_, checkpoint), log, edits = _paused(sequence), sequence.interventions, command.edits
-        self.runner.uploads.require(set[Need]().union(*(each.needs for each in edits)))
+        self._runner.uploads.require(set[Need]().union(*(each.needs for each in edits)))
         log.check_pass("edits", checkpoint.first, checkpoint.end, more=len(edits))
         tensors = {tensor for edit in edits for tensor in edit.tensors}
         log.check("edits", more=len(edits), more_bytes=sum(len(each.data) for each in tensors))
-        hidden, made, get = checkpoint.hidden, [], self.runner.uploads.get
+        hidden, made, get = checkpoint.hidden, [], self._runner.uploads.get
         for index, edit in enumerate(edits):
             first, end = _chosen(checkpoint, edit.positions, param=f"edits.{index}.positions")
             hidden = hidden.edited(first - checkpoint.first, end - checkpoint.first, edit, get)
@@ -344,11 +359,11 @@ class Whitebox:
         log.check("activation", more=1, more_bytes=len(tensor.data))
         log.forget(checkpoint.place, checkpoint.first, checkpoint.end)
         edit = Edit(EditOp.REPLACE, vector=tensor)
-        checkpoint.hidden = checkpoint.hidden.edited(0, checkpoint.length, edit, self.runner.uploads.get)
+        checkpoint.hidden = checkpoint.hidden.edited(0, checkpoint.length, edit, self._runner.uploads.get)
         log.add(_at_checkpoint(checkpoint, checkpoint.first, checkpoint.end, edit))
 
 
-def all_captured(sequences: Iterable[TokenSequence]) -> list[Rows]:
+def _all_captured(sequences: Iterable[TokenSequence]) -> list[Rows]:
     """All rows. Raises `ActivationsFull` if some found no room, or a session has none."""
     rows = list[Rows]()
     for captures in (sequence.captures for sequence in sequences):
