@@ -31,7 +31,7 @@ def leaves_as_much(limit: int, *, taken: int, more: int, besides: int, whole: in
 
 class Budget:
     """At most `limit` at once, which holders share as `leaves_as_much` says. A holder that is None leaves nothing to
-    others. Used on the event loop only.
+    others. One thread uses it.
     """
 
     def __init__(self, limit: int, refuse: Refuse) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -35,7 +34,7 @@ from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.layer_state import ONE_GROUP, Groups
 from app.gpu.state.moves import Move
 from app.grammars.matcher import Matcher
-from app.machine.budget import leaves_as_much
+from app.machine.budget import Budget
 from app.machine.files import size
 
 Seen = tuple["array[int]", "array[int]"]
@@ -377,42 +376,42 @@ class TokenSequence:
 class ActivationRoom:
     """Counts what each session holds of `max_bytes`. Each change of a session's checkpoint or captures calls `note`.
 
-    Tenants share them as `leaves_as_much` says, where each checkpoint and capture is a thing. Without tenants none
-    leaves room to others.
+    Tenants share them as those of a `Budget`, where each checkpoint and capture is a thing. Without tenants none leaves
+    room to others.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+        def refuse(taken: int, own: int, needed: int) -> ActivationsFull:
+            whose = f", {size(own)} of it of this tenant, who leaves others as much" if own else ""
+            return ActivationsFull(
+                f"checkpoints and captures take {size(taken)} of the {size(max_bytes)} of max_activation_bytes{whose}; "
+                f"this checkpoint needs {size(needed)}: end paused turns, or delete captures",
+                retry_after_s=1,
+            )
+
+        self._budget = Budget(max_bytes, refuse)
         self._held: dict[SessionId, tuple[int, int]] = {}
         """Bytes of the checkpoint and of captures, of each session that has some; forks count the whole of what they
         share.
         """
-        self._taken = 0
-        self._of: Counter[str] = Counter()
-        """By tenant."""
 
     def check(self, sequence: TokenSequence, checkpoint_bytes: int, *, besides: bool = False) -> None:
         """Raise `ActivationsFull` unless the session may have a checkpoint of so many bytes in place of its own, or
         `besides` it its tenant may.
         """
-        more = checkpoint_bytes - (0 if besides else self._held.get(sequence.session, (0, 0))[0])
-        if self._has_room(sequence.tenant, more):
-            return
-        own = self._of[sequence.tenant] if sequence.tenant else 0
-        whose = f", {size(own)} of it of this tenant, who leaves others as much" if own else ""
-        raise ActivationsFull(
-            f"checkpoints and captures take {size(self._taken)} of the {size(self._max_bytes)} of max_activation_bytes"
-            f"{whose}; this checkpoint needs {size(checkpoint_bytes)}: end paused turns, or delete captures",
-            retry_after_s=1,
-        )
+        held = 0 if besides else self._held.get(sequence.session, (0, 0))[0]
+        if checkpoint_bytes > held:
+            self._budget.require(sequence.tenant or None, checkpoint_bytes - held, held)
 
     def capture(self, sequence: TokenSequence, captured: Captured) -> None:
         """Keep one more capture of the session, or count it as dropped if there is no room."""
-        if self._has_room(sequence.tenant, captured.hidden.nbytes):
+        try:
+            self._budget.require(sequence.tenant or None, captured.hidden.nbytes)
+        except ActivationsFull:
+            sequence.captures.dropped += 1
+        else:
             sequence.captures.add(captured)
             self.note(sequence)
-        else:
-            sequence.captures.dropped += 1
 
     def note(self, sequence: TokenSequence) -> None:
         """Account for what the session holds now."""
@@ -429,13 +428,8 @@ class ActivationRoom:
         captures = {session: nbytes for session, (_, nbytes) in self._held.items() if nbytes}
         return StackUse(len(checkpoints), sum(checkpoints), sum(captures.values()), captures)
 
-    def _has_room(self, tenant: str, more: int) -> bool:
-        own = self._of[tenant] if tenant else 0
-        return more <= 0 or leaves_as_much(self._max_bytes, taken=self._taken, more=more, besides=own, whole=more)
-
     def _set(self, sequence: TokenSequence, checkpoint: int, captures: int) -> None:
-        more = checkpoint + captures - sum(self._held.pop(sequence.session, (0, 0)))
+        before = sum(self._held.pop(sequence.session, (0, 0)))
         if checkpoint or captures:
             self._held[sequence.session] = checkpoint, captures
-        self._taken += more
-        self._of[sequence.tenant] += more
+        self._budget.give(sequence.tenant or None, before - checkpoint - captures)
