@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,11 +28,9 @@ from app.gpu.commands.whitebox import Whitebox
 from app.gpu.kv.phases import Phases, ShutdownFlush
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
-from app.gpu.state.kv_header import KVFileHeader
 from app.gpu.state.moves import Moved
 from app.gpu.state.sequence import TokenSequence
 from app.machine.files import counted
-from app.machine.handover import SocketTable
 from app.messages import Command, Done, Event, Failed
 
 if TYPE_CHECKING:
@@ -53,28 +51,22 @@ class CommandHandler:
         phases: Phases,
         turns: Turns,
         whitebox: Whitebox,
+        transfers: Transfers,
+        adapters: Adapters,
         *,
         text: Callable[[], TextUse],
         steps: Callable[[], StepCounts],
-        adapters: Adapters,
-        saved: Mapping[SessionId, KVFileHeader],
-        refused: Collection[SessionId],
-        connections: SocketTable,
     ) -> None:
-        """`text` and `steps` are for the memory map. `saved` are the headers of KV files that an earlier server has
-        left, `refused` the files that are of no use. `connections` lead to other servers.
-        """
+        """`text` and `steps` are for the memory map."""
         placement = self._placement = scheduler.placement
         self._scheduler = scheduler
         self._phases, self._turns, self._activations = phases, turns, turns.activations
-        self._whitebox = whitebox
-        self._text, self._steps, self._adapters = text, steps, adapters
-        self._connections = connections
+        self._whitebox, self._transfers, self._adapters = whitebox, transfers, adapters
+        self._text, self._steps = text, steps
         self._exchanges: dict[Ticket, tuple[Command, Exchange]] = {}
         """Commands that go on until they can be answered."""
         self._awaited: dict[int, Ticket] = {}
         """By the number of a move, the command that waits for it."""
-        transfers = self._transfers = Transfers(placement, turns.max_model_len, saved, refused, connections)
         self.sessions = transfers.sessions
         self.on_session: dict[type[Command], Callable[[TokenSequence, Any], object]] = {
             messages.Submit: self.submit,
@@ -172,7 +164,7 @@ class CommandHandler:
             logger.error("command %s failed", type(command).__name__, exc_info=error)
             error = EngineError(f"the command failed: {error}")
         if isinstance(command, messages.SendKV | messages.ReceiveKV | messages.SendPrompt | messages.ReceivePrompt):
-            self._connections.discard(command.connection)
+            self._transfers.connections.discard(command.connection)
         return [Failed(command.ticket, error)]
 
     def _unload_adapter(self, command: messages.UnloadAdapter) -> None:

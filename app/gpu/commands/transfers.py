@@ -56,7 +56,7 @@ class Transfers:
         """
         self._placement, self._tiers, self._cache = placement, placement.tiers, placement.tiers.cache
         self._host = self._cache.host
-        self._max_model_len, self._connections = max_model_len, connections
+        self._max_model_len, self.connections = max_model_len, connections
         self._saved, self._refused = dict(saved), refused
         self.sessions: dict[SessionId, TokenSequence] = {}
         """Every open session's sequence."""
@@ -327,7 +327,7 @@ class Transfers:
             while (report := (yield turn.coming)) is None:
                 if is_wanted and sequence.turn is not turn:
                     is_wanted = False
-                    self._connections.discard(command.connection)
+                    self.connections.discard(command.connection)
         finally:
             self._receiving.discard(turn.ticket)
             turn.awaits_prefill, turn.coming = False, None
@@ -366,7 +366,7 @@ class Transfers:
 
     def _ready_blocks(self, sequence: TokenSequence, command: messages.SendPrompt, sent: int, end: int) -> int:
         """Bring computed blocks to the host. Returns the end of those that can be sent, or raises `EngineError`."""
-        if self._connections.is_ended(command.connection):
+        if self.connections.is_ended(command.connection):
             raise _not_sent("the other server wants it no more")
         if sequence.session not in self.sessions:
             raise _not_sent("its session has been closed")

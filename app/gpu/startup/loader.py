@@ -13,6 +13,7 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.points import Point
 from app.domain.values import ModelInfo
 from app.gpu.commands.dispatch import CommandHandler
+from app.gpu.commands.transfers import Transfers
 from app.gpu.commands.whitebox import Whitebox
 from app.gpu.device.hardware import PROGRESS_SECONDS, choose_kv_dtype, dtype_name
 from app.gpu.engine import Engine, Progress
@@ -110,17 +111,9 @@ def build_engine(
     whitebox = Whitebox(scheduler.placement, runner, grammars.match, activations, stack.num_layers)
     mover = KVMover(kv.host, kv.identity, kv.disk)
     saved, refused = ({}, []) if kv.disk is None else kv.disk.index()
+    transfers = Transfers(scheduler.placement, limit, saved, refused, mover.connections)
     handler = CommandHandler(
-        scheduler,
-        phases,
-        turns,
-        whitebox,
-        text=loaded.text,
-        steps=runner.counts,
-        adapters=adapters,
-        saved=saved,
-        refused=refused,
-        connections=mover.connections,
+        scheduler, phases, turns, whitebox, transfers, adapters, text=loaded.text, steps=runner.counts
     )
     info = ModelInfo(
         name=model.name,

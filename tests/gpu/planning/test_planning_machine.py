@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 from app.domain.memory_map import StepCounts, TextUse
 from app.domain.values import FinishReason, KVPolicy, SamplingParams, SessionId, StopRule, Ticket, TokenLogprobs
 from app.gpu.commands.dispatch import CommandHandler
+from app.gpu.commands.transfers import Transfers
 from app.gpu.commands.whitebox import Whitebox
 from app.gpu.forward.uploads import LoadedUploads
 from app.gpu.kernels.linear import DenseLinear
@@ -117,12 +118,10 @@ class PlanningMachine(RuleBasedStateMachine):
             self.phases,
             self.turns,
             whitebox,
+            Transfers(self.placement, self.MAX_LEN, {}, (), SocketTable()),
+            Adapters("none here", DenseLinear, torch.device("cpu"), 0),
             text=lambda: TextUse(0, 0),
             steps=StepCounts,
-            adapters=Adapters("none here", DenseLinear, torch.device("cpu"), 0),
-            saved={},
-            refused=(),
-            connections=SocketTable(),
         )
         self.model = KVModel(BLOCK_SIZE, self.WINDOW, self.GROUPS)
         self.tickets = map(Ticket, itertools.count(1))
