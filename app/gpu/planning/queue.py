@@ -189,19 +189,19 @@ class VirtualTime:
 
 
 class Fairness:
-    """Bounds what one tenant's turns add to a step, and says whose prompts and breakpoints come next."""
+    """Bounds what one tenant's turns add to a step, and says whose prompts and breakpoints of the queue come next."""
 
-    def __init__(self, queue: TurnQueue, *, prompt_tokens: int, rows: int, prompts_rest: bool) -> None:
+    def __init__(self, *, prompt_tokens: int, rows: int, prompts_rest: bool) -> None:
         """`prompt_tokens`: of prompts, in a step while there are other turns. `rows`: that decode for one tenant, in a
         step while others have turns. `prompts_rest`: each tenant's do without every second step that others share.
         """
+        self.queue = TurnQueue()
         self.prompt_tokens = prompt_tokens
         self.rows = rows
         self.tokens = VirtualTime(2 * prompt_tokens)
         """Of prompts. A token that decodes costs nothing: each turn has one a step."""
         self.work = VirtualTime(2 * STEP_WORK)
         """Of breakpoints: at most `STEP_WORK` in a step, but for a row that is alone in it."""
-        self._queue = queue
         self._prompts_rest = prompts_rest
         self._work_left = STEP_WORK
         self._steps = 0
@@ -234,13 +234,13 @@ class Fairness:
 
     def resting_rows(self) -> Collection[SessionId]:
         """Turns that run and do not decode in this step: each has its place in some steps."""
-        running = self._queue.running
-        if len(running) <= self.rows or not self._queue.is_shared:
+        running = self.queue.running
+        if len(running) <= self.rows or not self.queue.is_shared:
             return ()
         seen, resting = Counter[str](), set[SessionId]()
         for session, sequence in running.items():
             tenant = sequence.tenant
-            if (seen[tenant] - self._steps * self.rows) % self._queue.turns[tenant] >= self.rows:
+            if (seen[tenant] - self._steps * self.rows) % self.queue.turns[tenant] >= self.rows:
                 resting.add(session)
             seen[tenant] += 1
         return resting
@@ -249,9 +249,9 @@ class Fairness:
         """Tokens that prompts have of a step: fewer while there are other turns, and fewer still while there are those
         of several tenants. A turn that waits for its KV may run in the next step, and waits for this one to end.
         """
-        if len(self._queue) == 1:
+        if len(self.queue) == 1:
             return budget
-        return min(budget, self.crowded_tokens if self._queue.is_shared else self.prompt_tokens)
+        return min(budget, self.crowded_tokens if self.queue.is_shared else self.prompt_tokens)
 
     def prompts_in_turn(
         self, claims: list[TokenSequence], *, decodes: bool
@@ -262,13 +262,13 @@ class Fairness:
         None rest unless prompts of one tenant hold up turns of another. Turns that wait for room are not held up: they
         get it sooner if the prompts that have it are done sooner.
         """
-        if not self._queue.is_shared:
+        if not self.queue.is_shared:
             return claims, []
         most = self.crowded_tokens
         ordered = self.tokens.in_turn(claims, attrgetter("tenant"), lambda each: min(each.pending, most))
         self._rests = {tenant: last for tenant, last in self._rests.items() if last >= self._steps}
         free = [each for each in ordered if each.tenant not in self._rests]
-        if self._rests and (decodes or len(self._queue.turns) > 1) and (free or decodes):
+        if self._rests and (decodes or len(self.queue.turns) > 1) and (free or decodes):
             return free, [each for each in ordered if each.tenant in self._rests]
         return ordered, []
 

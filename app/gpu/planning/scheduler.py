@@ -26,7 +26,7 @@ from app.domain.breakpoints import STEP_WORK
 from app.gpu.kv.placement import Placement
 from app.gpu.planning.admission import Admission
 from app.gpu.planning.drafting import Drafting
-from app.gpu.planning.queue import Fairness, StepPlan, TurnQueue
+from app.gpu.planning.queue import Fairness, StepPlan
 from app.gpu.sampling import penalise
 from app.gpu.state.checkpoints import Checkpoint
 from app.gpu.state.paths import PassPlan, plan_ahead, plan_row, work_of
@@ -41,26 +41,18 @@ class Scheduler:
         self,
         placement: Placement,
         drafting: Drafting,
+        fairness: Fairness,
         *,
         num_layers: int,
         max_step_tokens: int,
         max_running: int,
-        shared_prompt_tokens: int,
-        shared_rows: int,
-        prompts_rest: bool,
     ) -> None:
-        """`shared_prompt_tokens`, `shared_rows` and `prompts_rest` are for steps that several turns share, as
-        `Fairness` has them.
-        """
         self.placement = placement
         self.drafting = drafting
         self.cache = placement.tiers.cache
         self.num_layers = num_layers
         self.max_step_tokens = max_step_tokens
-        self.queue = TurnQueue()
-        self.fairness = Fairness(
-            self.queue, prompt_tokens=shared_prompt_tokens, rows=shared_rows, prompts_rest=prompts_rest
-        )
+        self.fairness, self.queue = fairness, fairness.queue
         self._admission = Admission(placement, self.queue, max_running)
         self._block_size = self.cache.pool.block_size
         self._all_layers = PassPlan(0, num_layers)

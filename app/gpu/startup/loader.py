@@ -34,6 +34,7 @@ from app.gpu.models.base import TOLERANCE, LayerStack, with_new_states
 from app.gpu.models.recipe import Recipe, choose_draft_tokens, choose_products
 from app.gpu.models.stack import OwnStack
 from app.gpu.planning.drafting import Drafting
+from app.gpu.planning.queue import Fairness
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
 from app.gpu.ranks.leader import Die, LeadingStack, end_process, leading_layers, start_ranks
@@ -165,15 +166,18 @@ def make_scheduler(stack: LayerStack, settings: EngineSettings, kv: KV, draft_to
     # How many turns of one tenant decode in a step while others have turns: fewer than it may have, where each row
     # makes the step longer.
     rows_lengthen = on_cpu and borrower is None
+    fairness = Fairness(
+        prompt_tokens=-(-settings.max_step_tokens // steps_shared),
+        rows=max(16, settings.max_step_tokens // 16) if rows_lengthen else settings.max_running,
+        prompts_rest=rows_lengthen,  # elsewhere a step costs much without them too
+    )
     return Scheduler(
         Placement(tiers, settings.kv_policy, kv.disk_blocks, time.monotonic, borrow),
         drafting,
+        fairness,
         num_layers=stack.num_layers,
         max_step_tokens=settings.max_step_tokens,
         max_running=settings.max_running,
-        shared_prompt_tokens=-(-settings.max_step_tokens // steps_shared),
-        shared_rows=max(16, settings.max_step_tokens // 16) if rows_lengthen else settings.max_running,
-        prompts_rest=rows_lengthen,  # elsewhere a step costs much without them too
     )
 
 

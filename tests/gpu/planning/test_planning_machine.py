@@ -33,7 +33,7 @@ from app.gpu.kv.placement import Placement
 from app.gpu.kv.tiers import KVTiers
 from app.gpu.models.adapters import Adapters
 from app.gpu.planning.drafting import Drafting
-from app.gpu.planning.queue import StepPlan
+from app.gpu.planning.queue import Fairness, StepPlan
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
 from app.gpu.sampling import Sampled
@@ -101,12 +101,10 @@ class PlanningMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler(
             self.placement,
             drafting,
+            Fairness(prompt_tokens=4, rows=2, prompts_rest=True),
             num_layers=2,
             max_step_tokens=MAX_STEP_TOKENS,
             max_running=MAX_RUNNING,
-            shared_prompt_tokens=4,
-            shared_rows=2,
-            prompts_rest=True,
         )
         self.phases = Phases(self.placement, self.scheduler.headroom)
         activations = ActivationRoom(0)
