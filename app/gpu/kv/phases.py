@@ -323,8 +323,7 @@ class ShutdownFlush:
         self._tiers = placement.tiers
         self._until = until
         self._sequences = sequences
-        self._promised: dict[TokenSequence, None] = {}
-        """Those that have room on disk, also once they are closed."""
+        promised: dict[TokenSequence, None] = {}  # those that have room on disk, also once they are closed
         self._unpromised: list[TokenSequence] = []
         room, pool, host = placement.disk_blocks, placement.tiers.cache.pool, placement.tiers.cache.host
         for sequence in sequences:  # those whose files fit together
@@ -332,12 +331,15 @@ class ShutdownFlush:
             blocks = max(pool.kept_for(tokens), sequence.disk_blocks)
             if blocks <= room and (blocks <= host.num_blocks or _is_kept(sequence)):  # it goes over the host
                 room -= blocks
-                self._promised[sequence] = None
+                promised[sequence] = None
             else:
                 self._unpromised.append(sequence)
-        placement.promised = self._promised
-        self._left = dict(self._promised)
+        placement.promised = promised
+        self._left = dict(promised)
         """Without those whose KV is on disk, or will not be in time."""
+        self._in_turns = list(promised)
+        self._aside = set[TokenSequence]()
+        """Those for which the host has no room, unless a turn ends that holds some of it."""
         self._starts = Counter[TokenSequence]()
 
     @property
@@ -353,25 +355,33 @@ class ShutdownFlush:
     def go_on(self) -> bool:
         """Go on with what has become possible: a move has ended, or a turn. Returns whether nothing more follows.
 
-        While one waits for room on the host, those behind it begin only if they give it some. If nothing moves that
-        would, it lets others pass.
+        While one waits for room on the host, others begin only if they will give it some. If none does and nothing
+        moves, it is set aside.
         """
-        under_way, has_turns, waits = 0, False, False
-        for sequence in tuple(self._left):
-            if under_way * self._tiers.block_bytes >= UNDER_WAY_BYTES:
-                break
-            blocks = self._tiers.cache.pool.kept_for(sequence.computed)
-            if sequence.turn is not None:
-                has_turns = True
-            elif _is_kept(sequence):
-                del self._left[sequence]
-            elif sequence.moving in (None, Tier.TO_DEVICE) and (sequence.tier is Tier.HOST or not waits):
-                if self._has_time(sequence, under_way + blocks):
-                    waits |= self._finds_no_room(sequence) and bool(self._tiers.in_flight)
-                else:
+        in_turns = [sequence for sequence in self._in_turns if sequence.turn is not None]
+        if len(in_turns) < len(self._in_turns):
+            self._aside.clear()
+        self._in_turns = in_turns
+        while True:
+            under_way = 0
+            waiting: TokenSequence | None = None
+            for sequence in tuple(self._left):
+                if under_way * self._tiers.block_bytes >= UNDER_WAY_BYTES:
+                    break
+                if sequence.turn is not None or sequence in self._aside:
+                    continue
+                blocks = self._tiers.cache.pool.kept_for(sequence.computed)
+                if _is_kept(sequence):
                     del self._left[sequence]
-            under_way += blocks if sequence.moving is not None and sequence.turn is None else 0
-        return not (under_way or has_turns or waits)
+                elif sequence.moving in (None, Tier.TO_DEVICE) and (sequence.tier is Tier.HOST or waiting is None):
+                    if not self._has_time(sequence, under_way + blocks):
+                        del self._left[sequence]
+                    elif self._finds_no_room(sequence):
+                        waiting = sequence
+                under_way += blocks if sequence.moving is not None else 0
+            if waiting is None or self._tiers.in_flight:
+                return not (under_way or in_turns or waiting)
+            self._aside.add(waiting)
 
     def _has_time(self, sequence: TokenSequence, blocks: int) -> bool:
         """Whether it would be on disk in time, as the last of so many `blocks`."""
@@ -389,9 +399,8 @@ class ShutdownFlush:
         if sequence.tier in (Tier.DISK, Tier.DEVICE) and self._starts[sequence] < STARTS:
             begin = self._tiers.load if sequence.tier is Tier.DISK else self._tiers.park
             if not begin(sequence):
-                self._make_host_room(
-                    sequence, sequence.disk_blocks if sequence.tier is Tier.DISK else sequence.uncopied
-                )
+                needed = sequence.disk_blocks if sequence.tier is Tier.DISK else sequence.uncopied
+                self._make_host_room(sequence, needed)
                 no_room = not begin(sequence)
             self._starts[sequence] += not no_room
         if sequence.tier is Tier.HOST:
