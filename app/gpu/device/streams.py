@@ -5,7 +5,7 @@
 that are streamed come to the device. A stream that needs the work of another one waits for its event. On a CPU an
 operation has been done when its call returns, so every event that a stream records has passed.
 
-The small copies around a step go up as one (`Staging`), and come down behind one event (`Download`).
+The small copies around a step go up as one (`Staging`), and come down behind one event (`fetch`).
 """
 
 import weakref
@@ -235,19 +235,11 @@ class Staging:
         return self._streams.host_tensor((size,), torch.uint8)
 
 
-class Download:
-    """Brings small results to the host, behind what computes them; read them after `finish` and its event."""
-
-    def __init__(self, streams: DeviceStreams) -> None:
-        self._streams = streams
-
-    def fetch(self, tensor: Tensor) -> Tensor:
-        """The host tensor that will hold the values of `tensor`."""
-        there = tensor.contiguous()
-        here = self._streams.host_tensor(tuple(there.shape), there.dtype)
-        self._streams.compute.copy(here, there)
-        return here
-
-    def finish(self) -> Event:
-        """The point at which everything that was fetched has arrived, on the compute stream, which has nothing more."""
-        return self._streams.compute.record()
+def fetch(streams: DeviceStreams, tensor: Tensor) -> Tensor:
+    """The host tensor that will hold the values of `tensor`: small results, which lie behind what computes them. Read
+    it once an event has passed that the compute stream records from now on.
+    """
+    there = tensor.contiguous()
+    here = streams.host_tensor(tuple(there.shape), there.dtype)
+    streams.compute.copy(here, there)
+    return here

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, islice
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +23,7 @@ from app.domain.errors import AdapterMissing, FieldOutOfRange
 from app.domain.memory_map import StepCounts
 from app.domain.points import Point
 from app.gpu.device.hardware import is_out_of_memory
-from app.gpu.device.streams import DeviceStreams, Download, Put, Staging
+from app.gpu.device.streams import DeviceStreams, Put, Staging, fetch
 from app.gpu.forward.boundary import BoundaryActions, HostTensor, vectors_on
 from app.gpu.forward.graphs import Graphs, RunLayers, run_piece
 from app.gpu.forward.inputs import Batches, Places, place_runs
@@ -85,7 +86,7 @@ class Runner:
         """
         self.stack = stack
         self.pool = pool
-        self._streams = streams
+        self._streams, self._fetch = streams, partial(fetch, streams)
         self._staging = Staging(streams, stack.device)
         self._place_vector = vectors_on(stack.device, streams)
         self._run_layers, self._graphs = run_layers, graphs
@@ -120,22 +121,22 @@ class Runner:
         rows, chosen, measures, others = list[Any](), list[Any](), list[Any](), list[Any]()
         size = LOOKED_AT_ONCE if self.stack.head_in_parts is None else LOOKED_AT_IN_PARTS
         for first in range(0, len(cells), size):
-            some, download = cells[first : first + size], Download(self._streams)
+            some = cells[first : first + size]
             said = yield from self._said(some, ask)
             best = said.topk(ask.top_k)
-            values, ids = download.fetch(best.values), download.fetch(best.indices)
+            values, ids = self._fetch(best.values), self._fetch(best.indices)
             found = said[:, list(ask.chosen)]
-            logprobs, ranks = download.fetch(found), found
+            logprobs, ranks = self._fetch(found), found
             if ask.chosen:
                 ranks = torch.stack([(said > said[:, token, None]).sum(-1) for token in ask.chosen], 1)
-            ranks = download.fetch(ranks)
+            ranks = self._fetch(ranks)
             yield None
             kept = [row for row, (_, position, *_) in enumerate(some) if ask.measures and position in ends]
             if kept:
                 last = yield from self._head([ends[some[row][1]] for row in kept])
-                gaps = download.fetch(divergence(log_probabilities(last), said[kept]))
+                gaps = self._fetch(divergence(log_probabilities(last), said[kept]))
             if ask.measures:
-                entropies = download.fetch(-(said.exp() * said).nan_to_num(0.0).sum(-1))
+                entropies = self._fetch(-(said.exp() * said).nan_to_num(0.0).sum(-1))
                 yield None
             paired = [row for row, cell in enumerate(some) if cell[:2] in (beside or ())]
             if paired:
@@ -143,9 +144,9 @@ class Runner:
                 here = said[paired]
                 more = here.exp() - there.exp()
                 most = more.abs().topk(ask.top_k).indices
-                changed, changes = download.fetch(most), download.fetch(more.gather(1, most))
-                apart = download.fetch(divergence(here, there))
-            done = download.finish()
+                changed, changes = self._fetch(most), self._fetch(more.gather(1, most))
+                apart = self._fetch(divergence(here, there))
+            done = self._streams.compute.record()
             while not done.query():
                 yield done.synchronize
             rows += map(_pairs, ids.tolist(), values.tolist())
@@ -202,9 +203,7 @@ class Runner:
 
     def _fetched(self, tensor: Tensor) -> Callable[[], TensorData]:
         """A function for any thread that waits for a float32 tensor."""
-        download = Download(self._streams)
-        found = download.fetch(tensor)
-        done = download.finish()
+        found, done = self._fetch(tensor), self._streams.compute.record()
 
         def read() -> TensorData:
             done.synchronize()
@@ -217,12 +216,12 @@ class Runner:
         """What a dictionary makes of cells. Raises `NotFound` if it is not loaded."""
         rows, chosen = list[Any](), list[Any]()
         for first in range(0, len(cells), LOOKED_AT_IN_PARTS):
-            tensors, download = self.uploads.get(asked.digest), Download(self._streams)
+            tensors = self.uploads.get(asked.digest)
             hidden = self._load(join_cells(cells[first : first + LOOKED_AT_IN_PARTS]))
             found = activations(hidden, tensors, asked.k)
             best = found.topk(min(asked.top_k, found.shape[1]))
-            values, ids = download.fetch(best.values), download.fetch(best.indices)
-            wanted, done = download.fetch(found[:, list(asked.chosen)]), download.finish()
+            values, ids = self._fetch(best.values), self._fetch(best.indices)
+            wanted, done = self._fetch(found[:, list(asked.chosen)]), self._streams.compute.record()
             while not done.query():
                 yield done.synchronize
             pairs = zip(ids.tolist(), values.tolist(), strict=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from app.domain.values import TokenLogprobs
-from app.gpu.device.streams import PASSED, DeviceStreams, Download, Event, Put
+from app.gpu.device.streams import PASSED, DeviceStreams, Event, Put, fetch
 from app.gpu.forward.boundary import BoundaryActions, HostTensor, Stopped
 from app.gpu.forward.inputs import Places, place_runs
 from app.gpu.sampling import Sampled, SampleRequest
@@ -86,11 +86,11 @@ class LaunchedStep:
 
     def launch(self, logits: Tensor, actions: BoundaryActions | None = None) -> None:
         """Launch the work on the step's logits, `[outputs, vocab_size]`, in place. Waits for the masks of grammars."""
-        self._actions, download = actions, Download(self._streams)
+        self._actions = actions
         for row, next_tokens in self._next_tokens.items():
             count, top = len(next_tokens), row.turn.sampling.prompt_logprobs or 0
             scored = log_probabilities(logits[self._spans[row]][:count])
-            self._scores[row] = report(scored, next_tokens, [top] * count, download) if count else list
+            self._scores[row] = report(scored, next_tokens, [top] * count, self._streams) if count else list
         if self._requests:
             logits = logits if self._choosing is None else logits[self._choosing]
             raw = None if self._reported is None else log_probabilities(logits[self._reported])
@@ -100,12 +100,12 @@ class LaunchedStep:
             if self._mask is not None:  # a grammar may leave a row without a token: its logits are all minus infinity
                 highest.index_copy_(0, self._mask.rows, highest[self._mask.rows].clamp(min=0.0))
             # One copy: a token that was chosen among logits that are no numbers is its complement.
-            self._chosen = download.fetch(torch.where(highest.abs() < math.inf, self.tokens, ~self.tokens))
+            self._chosen = fetch(self._streams, torch.where(highest.abs() < math.inf, self.tokens, ~self.tokens))
             if raw is not None:
                 tops = [self._requests[i].params.logprobs or 0 for i in self._reporting]
-                self._report = report(raw, self.tokens[self._reported], tops, download)
+                self._report = report(raw, self.tokens[self._reported], tops, self._streams)
         if self._next_tokens or self._requests:
-            self._done = download.finish()
+            self._done = self._streams.compute.record()
 
     @property
     def half_states(self) -> dict[Row, HostTensor]:

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from app.domain.values import SamplingParams, TokenLogprobs
-from app.gpu.device.streams import DeviceStreams, Download, Put
+from app.gpu.device.streams import DeviceStreams, Put, fetch
 from app.gpu.sampling import GREEDY_BELOW, SampleRequest
 from app.grammars.matcher import Matcher
 
@@ -284,13 +284,13 @@ def log_probabilities(logits: Tensor) -> Tensor:
     return torch.log_softmax(logits, dim=-1)[:, :vocab_size]
 
 
-def report(raw: Tensor, token_ids: Tensor, tops: Sequence[int], download: Download) -> ReadReport:
+def report(raw: Tensor, token_ids: Tensor, tops: Sequence[int], streams: DeviceStreams) -> ReadReport:
     """The log-probabilities of one token in each row of `raw` `[rows, vocab_size]`, and the best `tops[i]` of row i.
 
     `token_ids` is `[rows]` int64 on the device.
     """
     best, chosen = raw.topk(max(tops)), raw.gather(1, token_ids[:, None])[:, 0]
-    fetched = [download.fetch(each) for each in (token_ids, chosen, best.indices, best.values)]
+    fetched = [fetch(streams, each) for each in (token_ids, chosen, best.indices, best.values)]
 
     def read() -> list[TokenLogprobs]:
         rows = zip(*(each.tolist() for each in fetched), tops, strict=True)
