@@ -269,7 +269,8 @@ def test_an_error_keeps_its_kind_and_a_token_its_log_probabilities() -> None:
 
 
 def test_an_error_that_only_the_engine_knows_is_an_engine_error() -> None:
-    data = msgspec.msgpack.encode(([("Failed", 1, ("NotHere", {"message": "lost", "param": None}))], []))
+    told = {"ticket": 1, "error": ("NotHere", {"message": "lost", "param": None})}
+    data = msgspec.msgpack.encode(([("Failed", told, None)], []))
     [failed] = decode(data)  # type: ignore[misc]
     assert isinstance(failed, Failed)
     assert type(failed.error) is EngineError

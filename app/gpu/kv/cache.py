@@ -406,10 +406,8 @@ class KVCache:
     def _slide_to(self, sequence: TokenSequence, behind: int) -> None:
         for pool, blocks in ((self.pool, sequence.blocks), (self.host, sequence.host_blocks)):
             pool.release(pool.groups.leave(blocks, sequence.behind, behind))
-        self._leave_behind(sequence, behind if sequence.blocks or sequence.host_blocks else 0)
-
-    def _leave_behind(self, sequence: TokenSequence, behind: int) -> None:
-        sequence.behind, sequence.groups = behind, self.pool.groups
+        sequence.groups = self.pool.groups
+        sequence.behind = behind if sequence.blocks or sequence.host_blocks else 0
 
     def hash_blocks(self, sequence: TokenSequence) -> None:
         """Bring `hashes` up to the full stripes of the computed tokens."""
@@ -562,7 +560,7 @@ class KVCache:
         """Give a sequence without device blocks those that it holds with so many `behind` its window, each with a
         reference.
         """
-        self._leave_behind(sequence, behind)
+        sequence.behind, sequence.groups = behind, self.pool.groups
         sequence.blocks = self.pool.groups.spread(blocks, behind)
 
     def hold_copies(self, sequence: TokenSequence, blocks: Sequence[BlockId], behind: int) -> None:
@@ -570,7 +568,7 @@ class KVCache:
         if not blocks:
             return
         self.host.share(blocks)
-        self._leave_behind(sequence, behind)
+        sequence.behind, sequence.groups = behind, self.pool.groups
         copies = sequence.host_blocks
         copies.extend(self.host.groups.spread(blocks, behind - len(copies)))
         self.slide(sequence)
