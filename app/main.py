@@ -86,7 +86,7 @@ from app.tools.thinking import kept_secret
 from app.web.bodies import BodyLimitMiddleware, body_budget, refuse_unread
 from app.web.errors import described, install_error_handlers
 from app.web.idempotency import IdempotencyMiddleware
-from app.web.middleware import HostMiddleware, LeaseGate, RequestMiddleware, access_log, cross_origin
+from app.web.middleware import LeaseGate, RequestMiddleware, Sites, cross_origin, log_access
 from app.web.multipart import MAX_FORM_BYTES
 from app.web.openapi import DescribedAPI
 from app.wire.turns import SamplingFields
@@ -158,7 +158,8 @@ def middleware(
         return int(settings.max_import_bytes) if own is None else min(own, int(settings.max_import_bytes))
 
     audit = [] if tenancy.audit is None else [tenancy.audit.record]
-    records = [*([access_log] if settings.access_log else []), *audit]
+    records = [*([log_access] if settings.access_log else []), *audit]
+    sites = Sites(settings.answered_hosts, settings.cors_origins, needs_key=settings.needs_key)
     rights = [each for each in (lease, None if cluster is None else cluster.membership) if each is not None]
     gate = [Middleware(LeaseGate, rights=rights)] if rights else []
     # Before the gates for clients: other servers have no key of a tenant.
@@ -172,10 +173,7 @@ def middleware(
         *gate,
         *doors,
         *cross_origin(settings.cors_origins),
-        Middleware(
-            HostMiddleware, hosts=settings.answered_hosts, origins=settings.cors_origins, needs_key=settings.needs_key
-        ),
-        Middleware(TenantMiddleware, directory=tenancy.directory, quotas=tenancy.quotas),
+        Middleware(TenantMiddleware, sites=sites, directory=tenancy.directory, quotas=tenancy.quotas),
         Middleware(
             BodyLimitMiddleware,
             max_bytes=min(int(settings.max_request_bytes), int(settings.max_bodies_bytes)),

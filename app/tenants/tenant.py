@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.domain.errors import DjinnError, RateLimited, Unauthenticated, WrongRole
 from app.domain.values import NO_LIMITS, Limits, Settle
 from app.web.errors import error_response
-from app.web.middleware import ANSWERS, HOP
+from app.web.middleware import ANSWERS, HOP, Sites
 from app.web.openapi import is_open
 
 logger = logging.getLogger(__name__)
@@ -236,7 +236,8 @@ OF_METRICS = frozenset({FIGURES, "/ready", "/health"})
 
 
 class TenantMiddleware:
-    """Lets a request pass with the key of a tenant whose role may make it, within the tenant's limit of requests.
+    """Lets a request pass that is meant for this server, with the key of a tenant whose role may make it, within the
+    tenant's limit of requests.
 
     The key is a bearer token, or the value of `X-Api-Key`, where clients of Anthropic's API have it. The routes find
     the tenant in `request.state.tenant` and its name in `request.state.owner`. Both are None on a server without
@@ -244,8 +245,9 @@ class TenantMiddleware:
     answer without an end asks `request.state.may_go_on` now and then.
     """
 
-    def __init__(self, app: ASGIApp, directory: Directory, quotas: TenantQuotas) -> None:
+    def __init__(self, app: ASGIApp, sites: Sites, directory: Directory, quotas: TenantQuotas) -> None:
         self.app = app
+        self._sites = sites
         self._directory = directory
         self._quotas = quotas
 
@@ -254,15 +256,16 @@ class TenantMiddleware:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        tenant = authenticate(self._directory, headers)
-        state = scope.setdefault("state", {})
-        state["tenant"], state["owner"] = tenant, tenant and tenant.name
-        state["admit"] = lambda: self._admit_again(state["owner"], headers, scope["path"])
-        state["may_go_on"] = lambda: self._is_same(tenant, headers)
-        if tenant is not None:
-            send = self._with_headers(tenant, send)
+        headers, state = Headers(scope=scope), scope.setdefault("state", {})
         try:
+            if HOP not in state:
+                self._sites.require(scope.get("scheme", "http"), headers)
+            tenant = authenticate(self._directory, headers)
+            state["tenant"], state["owner"] = tenant, tenant and tenant.name
+            state["admit"] = lambda: self._admit_again(state["owner"], headers, scope["path"])
+            state["may_go_on"] = lambda: self._is_same(tenant, headers)
+            if tenant is not None:
+                send = self._with_headers(tenant, send)
             self._admit(tenant, scope["path"], counts=HOP not in state)
         except DjinnError as error:
             await error_response(error, scope)(scope, receive, send)

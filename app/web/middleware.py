@@ -13,8 +13,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import SplitResult, quote, urlsplit
@@ -67,9 +66,9 @@ class Answer:
     session: str = ""
 
 
-Record = Callable[[Scope, Answer], AbstractContextManager[None]]
-"""Is entered as a request begins and left when it is over: a stream's when it has ended, a WebSocket's when it has
-closed.
+Record = Callable[[Scope, Answer, float], None]
+"""Is called when a request is over, after so many seconds: a stream's when it has ended, a WebSocket's when it has
+closed. One that another replica has sent on is recorded there.
 """
 
 
@@ -112,10 +111,12 @@ class RequestMiddleware:
                     headers[TRACE_RESPONSE] = state[TRACE_RESPONSE]
             await send(message)
 
-        with ExitStack() as over:
-            for record in self._records:
-                over.enter_context(record(scope, answer))
+        began = time.perf_counter()
+        try:
             await self.app(scope, receive, send_named)
+        finally:
+            for record in self._records if HOP not in state else ():
+                record(scope, answer, time.perf_counter() - began)
 
 
 def _ended_by_line(scope: Scope, send: Send) -> Send:
@@ -163,19 +164,9 @@ def _normalize(scope: Scope) -> None:
         scope["path"], scope["raw_path"] = path, quote(path).encode()
 
 
-@contextmanager
-def access_log(scope: Scope, answer: Answer) -> Iterator[None]:
-    """Log a line of the request, without its content; one that another replica has sent on has its line there."""
-    began = time.perf_counter()
-    try:
-        yield
-    finally:
-        if HOP not in scope["state"]:
-            _log_access(scope, answer, (time.perf_counter() - began) * 1000)
-
-
-def _log_access(scope: Scope, answer: Answer, duration_ms: float) -> None:
-    about = matched(scope)
+def log_access(scope: Scope, answer: Answer, seconds: float) -> None:
+    """Log a line of the request, without its content."""
+    about, duration_ms = matched(scope), seconds * 1000
     client = scope["client"][0] if scope.get("client") else None
     named = {"client": client, "method": method_of(scope), "path": route_of(about)}
     fields = {**named, "status": answer.status, "duration_ms": round(duration_ms, 3)}
@@ -222,28 +213,23 @@ PORTS = {"http": 80, "https": 443}
 FLAGS = {"Host": "--allowed-hosts names those", "Origin": "--cors-origin names others"}
 
 
-class HostMiddleware:
-    """Refuses requests to a `Host` that is none of `hosts`: names without ports, `ANY_HOST` or `PRIVATE_HOSTS`.
+class Sites:
+    """The hosts that the server answers to: names without ports, `ANY_HOST` or `PRIVATE_HOSTS`.
 
     Without keys it also refuses requests of pages, by their `Origin`, unless the server itself has served the page, or
     it is one of `origins`. With keys it does not look: a browser adds no key to what another page sends.
     """
 
-    def __init__(self, app: ASGIApp, hosts: Iterable[str], origins: Iterable[str], *, needs_key: bool) -> None:
-        self.app = app
+    def __init__(self, hosts: Iterable[str], origins: Iterable[str], *, needs_key: bool) -> None:
         self._hosts = frozenset(host.lower().strip("[]") for host in hosts)
         self._origins = frozenset(origins)
         self._needs_key = needs_key
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-        is_judged = scope["type"] == "lifespan" or HOP in scope.get("state", ())
-        wrong = None if is_judged else self._wrong(scope.get("scheme", "http"), Headers(scope=scope))
-        if wrong is None:
-            await self.app(scope, receive, send)
-            return
-        message = f"this server does not answer to that {wrong}; {FLAGS[wrong]} that it answers to"
-        await error_response(ForeignHost(message, param=wrong), scope)(scope, receive, send)
+    def require(self, scheme: str, headers: Headers) -> None:
+        """Raise `ForeignHost` for a request to another host, or of another page."""
+        if (wrong := self._wrong(scheme, headers)) is not None:
+            message = f"this server does not answer to that {wrong}; {FLAGS[wrong]} that it answers to"
+            raise ForeignHost(message, param=wrong)
 
     def _wrong(self, scheme: str, headers: Headers) -> str | None:
         """The header that names another host. Browsers send both; programs need not."""
