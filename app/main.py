@@ -92,7 +92,7 @@ from app.web.openapi import DescribedAPI
 from app.wire.turns import SamplingFields
 
 if TYPE_CHECKING:
-    from app.telemetry.export import SpanTraces
+    from app.telemetry.spans import SpanTraces
 
 logger = logging.getLogger(__name__)
 OTLP_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -131,7 +131,7 @@ def open_traces(endpoint: str | None) -> SpanTraces:
         if os.environ.get(name, OTLP_HTTP) not in (OTLP_HTTP, ""):
             raise FieldOutOfRange(f"{name} must be {OTLP_HTTP}: spans go out in no other way", param=name)
     try:
-        from app.telemetry import export
+        from app.telemetry import spans
     except ValueError as error:
         raise FieldOutOfRange(f"OTEL_PROPAGATORS: {error}", param="OTEL_PROPAGATORS") from error
     except ModuleNotFoundError as error:
@@ -140,7 +140,7 @@ def open_traces(endpoint: str | None) -> SpanTraces:
             f"{name}: traces need packages that are not installed ({error.name}): pip install 'djinn-server[otel]'",
             param=name,
         ) from error
-    return export.SpanTraces(export.exporter_to(endpoint))
+    return spans.SpanTraces(spans.exporter_to(endpoint))
 
 
 def middleware(

@@ -23,7 +23,7 @@ from app.sessions.session import Session
 from app.sessions.table import SessionTable
 
 if TYPE_CHECKING:
-    from app.telemetry.export import SpanTraces
+    from app.telemetry.spans import SpanTraces
 
 
 QUIET_S = 1.0

@@ -33,7 +33,7 @@ from app.telemetry.metrics import Metrics
 from app.text.tokenizer import Tokens
 
 if TYPE_CHECKING:
-    from app.telemetry.export import SpanTraces
+    from app.telemetry.spans import SpanTraces
 
 SHARE = 0.05
 """Of the engine's time, that all maps together take."""

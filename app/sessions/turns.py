@@ -35,8 +35,7 @@ from app.text.generation import TextRule, TurnReader
 from app.text.tokenizer import Tokens
 
 if TYPE_CHECKING:
-    from app.telemetry.export import SpanTraces
-    from app.telemetry.spans import TurnSpan
+    from app.telemetry.spans import SpanTraces, TurnSpan
 
 RETRY_AFTER_S = 1
 KNOWN_GRAMMARS = 64
@@ -200,10 +199,9 @@ class Turns:
         if self._traces is None:
             return
         model = self._executor.engine.info.name if session.adapter is None else session.adapter.name
-        start = TurnStart(session.id, session.owner, model, session.kv, session.max_tokens)
-        if request is not None:
-            start = replace(start, param=request.param, sampling=request.sampling)
-        session.trace = self._traces.begin(replace(start, copy_of=copy_of))
+        param, sampling = ("", None) if request is None else (request.param, request.sampling)
+        start = TurnStart(session.id, session.owner, model, session.kv, session.max_tokens, param, sampling, copy_of)
+        session.trace = self._traces.begin(start)
 
     def observer(self, session: Session, charge: TurnCharge) -> Callable[[TurnEvent], None]:
         """What is to be told of a turn of the session before its reader is."""

@@ -1,1 +1,1 @@
-"""Metrics for Prometheus, and a span for each turn. Only `spans.py` and `export.py` import OpenTelemetry."""
+"""Metrics for Prometheus, and a span for each turn. Only `spans.py` imports OpenTelemetry."""

@@ -1,4 +1,5 @@
-"""The span of one turn: it opens in the queue and ends with the turn. What it says are numbers, names and ids.
+"""The span of one turn, which opens in the queue and ends with the turn. What it says are numbers, names and ids. Spans
+go to a collector over OTLP and HTTP, in batches, from a thread of their own.
 
 `gen_ai.*` and `error.type` are from OpenTelemetry's semantic conventions 1.41.1. Since 1.42.0 those for GenAI have a
 repository of their own, open-telemetry/semantic-conventions-genai, without a release yet. None of them is stable.
@@ -7,13 +8,21 @@ turn that paused before its first token has none. An error is told by its `code`
 client wrote.
 """
 
+import logging
 import os
+import threading
 import time
+from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Self
 
 from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.propagate import get_global_textmap
 from opentelemetry.propagators.textmap import TextMapPropagator
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import (
     Link,
     Span,
@@ -33,7 +42,10 @@ from app.domain.memory_map import SessionMemory
 from app.domain.values import Tier
 from app.logs import REQUEST, request_id
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
-from app.telemetry.turn_metrics import TRACE_RESPONSE, TurnStart
+from app.settings.values import TRACES_PATH
+from app.telemetry.turn_metrics import CLOSE_S, TRACE_RESPONSE, TurnStart
+
+logger = logging.getLogger(__name__)
 
 CHAT_FIELDS = ("messages", "input")
 """What a conversation comes in. Any other field has a text to go on with."""
@@ -262,3 +274,84 @@ class TurnSpan:
     def _ns(self, at: float) -> int:
         """The same time in Unix nanoseconds."""
         return self._zero_ns + int(at * 1e9)
+
+
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.1"
+BETWEEN_LINES_S = 60.0
+SPEAKS_FOR_ITSELF = {
+    "opentelemetry.exporter": logging.CRITICAL,
+    "opentelemetry.sdk": logging.ERROR,
+    "opentelemetry.baggage": logging.ERROR,
+}
+"""The packages' own loggers, and the level from which on they are heard. Below it they have a line for each attempt,
+for spans that find no room in the queue, and with what a caller's header says."""
+
+
+def hush() -> None:
+    """Keep the packages' own lines about each failure out of the log."""
+    for name, level in SPEAKS_FOR_ITSELF.items():
+        logging.getLogger(name).setLevel(level)
+
+
+class QuietExporter(SpanExporter):
+    """Sends spans through another exporter. Called on the thread of the batch processor only."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self._lost = 0
+        """Spans since the collector took any."""
+        self._has_told = False
+        """Whether the log knows of them."""
+        self._silent_until = 0.0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send them, once: those that the collector does not take are gone."""
+        result = self._exporter.export(spans)
+        if result is SpanExportResult.SUCCESS:
+            if self._has_told:
+                logger.info("the collector takes spans again; lost meanwhile: %d", self._lost)
+            self._lost, self._has_told = 0, False
+            return result
+        self._lost += len(spans)
+        now = time.monotonic()
+        if now >= self._silent_until:
+            self._silent_until, self._has_told = now + BETWEEN_LINES_S, True
+            logger.warning("the collector of traces takes no spans; lost so far: %d", self._lost)
+        return result
+
+    def shutdown(self) -> None:
+        """Give up what is being tried, and send nothing more."""
+        self._exporter.shutdown()
+
+
+def exporter_to(endpoint: str | None) -> SpanExporter:
+    """What sends spans to the collector at the URL `endpoint`; None: where `OTEL_EXPORTER_OTLP_*` say."""
+    return OTLPSpanExporter(None if endpoint is None else f"{endpoint.rstrip('/')}{TRACES_PATH}")
+
+
+class SpanTraces:
+    """Traces turns as spans. `OTEL_*` say what is sampled, how long the queue and the batches are, and more."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = QuietExporter(exporter)
+        own = version("djinn-server")
+        resource = Resource.create({SERVICE_NAME: "djinn", SERVICE_VERSION: own})
+        # Not the global provider: what else uses that would send what requests said.
+        self._provider = TracerProvider(
+            resource=resource.merge(OTELResourceDetector().detect()), shutdown_on_exit=False
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
+        self._tracer = self._provider.get_tracer("djinn", own, schema_url=SCHEMA_URL)
+        hush()
+
+    def begin(self, turn: TurnStart) -> TurnSpan | None:
+        """Begin the span of a turn that the task's request has asked for; None if it is not sampled."""
+        return TurnSpan.begin(self._tracer, turn)
+
+    def close(self) -> None:
+        """Send what is left, for `CLOSE_S` seconds at most."""
+        closing = threading.Thread(target=self._provider.shutdown, name="djinn-traces", daemon=True)
+        closing.start()
+        closing.join(CLOSE_S)
+        if closing.is_alive():
+            self._exporter.shutdown()

@@ -6,7 +6,7 @@ import pytest
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from app.telemetry import export
+from app.telemetry import spans
 
 CALLER = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 RESUMER = "00-" + "c" * 32 + "-" + "d" * 16 + "-01"
@@ -87,5 +87,5 @@ def assert_nested(spans: Spans) -> None:
 def kept(monkeypatch: pytest.MonkeyPatch) -> Spans:
     """The spans of a traced server that this test starts. They are complete when the server has ended."""
     exporter = InMemorySpanExporter()
-    monkeypatch.setattr(export, "exporter_to", lambda endpoint: exporter)
+    monkeypatch.setattr(spans, "exporter_to", lambda endpoint: exporter)
     return Spans(exporter)

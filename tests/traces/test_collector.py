@@ -24,7 +24,7 @@ from app.cli import main
 from app.domain.errors import FieldOutOfRange
 from app.main import open_traces
 from app.settings import Settings
-from app.telemetry import export
+from app.telemetry import spans
 from tests.routers.generating import GREEDY
 from tests.serving import serve
 from tests.traces.conftest import CALLER
@@ -46,7 +46,7 @@ async def take_turn():
 
 asyncio.run(take_turn())
 loaded = [name for name in sys.modules if name.startswith({PACKAGES!r})]
-traces = [name for name in sys.modules if name in ("app.telemetry.spans", "app.telemetry.export")]
+traces = [name for name in sys.modules if name == "app.telemetry.spans"]
 assert loaded == [], loaded
 assert traces == [], traces
 """
@@ -59,9 +59,9 @@ def test_a_server_that_does_not_trace_loads_nothing_of_it() -> None:
 
 
 def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("app.telemetry.export", *PACKAGES[:2]))]:
+    for name in [name for name in sys.modules if name.startswith(("app.telemetry.spans", *PACKAGES[:2]))]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr(app.telemetry, "export", raising=False)  # another test may have imported it
+    monkeypatch.delattr(app.telemetry, "spans", raising=False)  # another test may have imported it
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter", None)
 
@@ -231,7 +231,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spans go out as soon as they end, and the server's end does not wait for them."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-    monkeypatch.setattr(export, "CLOSE_S", 0.1)
+    monkeypatch.setattr(spans, "CLOSE_S", 0.1)
 
 
 @pytest.mark.usefixtures("at_once")
@@ -247,5 +247,5 @@ def test_a_collector_that_answers_nothing_delays_no_turn() -> None:
 def test_a_collector_that_is_away_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
     with serve(otlp_endpoint="http://127.0.0.1:9") as url:  # nobody listens there
         wait_until(lambda: take_turn(url).is_success and bool(caplog.records))
-    assert [record.name for record in caplog.records] == [export.__name__]
+    assert [record.name for record in caplog.records] == [spans.__name__]
     assert "takes no spans" in caplog.text
