@@ -16,8 +16,7 @@ from typing import IO
 
 from app.domain.errors import Fenced, FieldOutOfRange
 from app.domain.leases import Lease, Tenure, Watch
-from app.journal import refusals
-from app.journal.store import JournalStore, Renewals, find_lease, put_lease
+from app.journal.store import OUT_OF_REACH, JournalStore, Renewals, find_lease, put_lease
 from app.machine.files import explain, make_writable
 from app.machine.memory import boot_time, machine_id
 
@@ -94,7 +93,7 @@ CLOCK_LOOK_S = 1.0
 """Between two looks at the clock, which goes on while the machine sleeps. A wait does not."""
 RETRY_S = 1.0
 """Before another attempt at a renewal that has failed, at most."""
-TAKES_NOTHING = (sqlite3.SQLITE_FULL, *refusals.OUT_OF_REACH)
+TAKES_NOTHING = (sqlite3.SQLITE_FULL, *OUT_OF_REACH)
 """Codes of SQLite for a disk without room. `SQLITE_READONLY` is none: it may mean that the file has been replaced."""
 SAY_S = 60.0
 """Between two lines of the log about a holder that goes on."""

@@ -17,12 +17,51 @@ from typing import TypeVar
 from app.domain.errors import FieldOutOfRange
 from app.domain.leases import NOBODYS, Lease
 from app.domain.values import ModelInfo, Phase, Residency
-from app.journal import key_names, refusals, tables
-from app.journal.key_names import rename_tenants
-from app.journal.migrations import FORMAT, OLDEST, bring_up_to_date
+from app.journal import tables
+from app.journal.migrations import FORMAT, OLDEST, bring_up_to_date, rename_tenants
 from app.journal.records import TOKEN_BYTES, Identity, SessionRecord, WriteBatch, moves
 from app.journal.tables import COLUMNS, Fence, Refused, write_batch
 from app.machine.files import counted, explain, make_private, sync
+
+BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+OUT_OF_REACH = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
+"""The disk has failed, or a quota is used up: the file may be as whole as ever."""
+
+
+def unusable(path: Path, error: Exception) -> FieldOutOfRange:
+    """SQLite, or a reader of its answers, raised `error`. Only some of SQLite's codes mean damage."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_FULL:
+        advice = f"make room there. Files in {path.parent / 'kv'} may go: they cost time, and nothing else"
+    elif code in BUSY:
+        advice = "another program keeps it for itself; end that program, and start again"
+    elif code in OUT_OF_REACH:
+        advice = "look at its disk, which may be broken or have no room. Leave the file where it is: it may be whole"
+    else:
+        return damaged(path, str(error))
+    return refusal(f"cannot open the journal {path}: {error}; {advice}")
+
+
+def damaged(path: Path, why: str) -> FieldOutOfRange:
+    """What is in the file is not what was written."""
+    return refusal(
+        f"Djinn cannot read the journal {path}: {why}; put back a copy of it, or move it away to start without the "
+        "sessions in it"
+    )
+
+
+def no_news(path: Path, error: OSError) -> FieldOutOfRange:
+    """The file of a lease's news cannot be read or made."""
+    return refusal(
+        f"cannot use {path}, where a server without room says that it lives: {explain(error)}; make room, make it "
+        "readable and writable, or name another folder with --state-dir"
+    )
+
+
+def refusal(message: str) -> FieldOutOfRange:
+    """A server cannot start with the journal in its `--state-dir`."""
+    return FieldOutOfRange(message, param="state_dir")
+
 
 NEWS_NAME = "renewals"
 WORD_BYTES = 16
@@ -104,7 +143,7 @@ CREATE TABLE tokens (
 {tables.HOME_TABLES}
 {tables.IDENTITY_TABLE}
 {tables.KEYED_TABLE}
-{key_names.TABLE}
+{tables.API_KEY_TABLE}
 CREATE TABLE proof (id INTEGER PRIMARY KEY, bytes BLOB NOT NULL) STRICT;
 PRAGMA user_version = {FORMAT};
 """
@@ -116,7 +155,7 @@ nothing: that it could be written is the proof.
 def make_journal(path: Path) -> None:
     """Make the file whole before it has its name: so an empty one is known to be damaged. Raises `FieldOutOfRange`."""
     if path.with_name(f"{path.name}-wal").exists():
-        raise refusals.damaged(path, "the file itself is missing, but the changes to be added to it (-wal) are there")
+        raise damaged(path, "the file itself is missing, but the changes to be added to it (-wal) are there")
     unnamed = path.with_name(f"{path.name}.new")
     unnamed.unlink(missing_ok=True)
     make_private(unnamed)
@@ -162,7 +201,7 @@ class JournalStore:
         if not path.exists():
             make_journal(path)
         elif not path.stat().st_size:
-            raise refusals.damaged(path, "it is empty")  # it got its name when it was whole
+            raise damaged(path, "it is empty")  # it got its name when it was whole
         self._require_writable()
         self._connection = sqlite3.connect(path, isolation_level="IMMEDIATE", check_same_thread=False)
         try:
@@ -173,7 +212,7 @@ class JournalStore:
             self._check()
         except sqlite3.DatabaseError as error:
             self.close()
-            raise refusals.unusable(path, error) from error
+            raise unusable(path, error) from error
         except BaseException:
             self.close()
             raise
@@ -208,7 +247,7 @@ class JournalStore:
                     raise self._damaged(f"the history of session {session} is not whole at token {position}")
                 histories[session].frombytes(ids)
         except (sqlite3.DatabaseError, ValueError) as error:
-            raise refusals.unusable(self._path, error) from error
+            raise unusable(self._path, error) from error
         for session, history in histories.items():
             if max(history, default=0) >= model.vocab_size:
                 raise self._damaged(f"the history of session {session} has tokens that the model does not have")
@@ -219,7 +258,7 @@ class JournalStore:
         try:
             return load(self._connection)
         except (sqlite3.DatabaseError, ValueError, LookupError, TypeError) as error:
-            raise refusals.unusable(self._path, error) from error
+            raise unusable(self._path, error) from error
 
     def apply(self, batch: WriteBatch) -> Refused:
         """`write_batch` to the file. Where sessions move, another server relies on it: then it is flushed too, and what
@@ -258,7 +297,7 @@ class JournalStore:
         try:
             self._renewals.make()
         except OSError as error:
-            raise refusals.no_news(self._renewals.path, error) from error
+            raise no_news(self._renewals.path, error) from error
 
     def lease(self) -> Lease | None:
         """That of the folder; None: others have the file for long. Raises `FieldOutOfRange` if it is damaged, or its
@@ -287,10 +326,10 @@ class JournalStore:
         try:
             return do()
         except OSError as error:
-            raise refusals.no_news(self._renewals.path, error) from error
+            raise no_news(self._renewals.path, error) from error
         except sqlite3.DatabaseError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:  # its extended codes have more bits
-                raise refusals.unusable(self._path, error) from error
+                raise unusable(self._path, error) from error
             return None
 
     def _look_at_lease(self) -> Lease:
@@ -308,7 +347,7 @@ class JournalStore:
             raise self._damaged("it has no tables")
         if not OLDEST <= version <= FORMAT:
             age = "a newer" if version > FORMAT else "an older"
-            raise refusals.refusal(
+            raise refusal(
                 f"the journal {self._path} was written by {age} version of Djinn: its format is {version}, this "
                 f"version reads {OLDEST} to {FORMAT}. It is not damaged. Go on with that version, put back a backup "
                 "that this version wrote, name another folder with --state-dir, or move the file away to start without "
@@ -325,7 +364,7 @@ class JournalStore:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                raise refusals.refusal(
+                raise refusal(
                     f"cannot write the journal {path}: {explain(error)}; make it writable, or name another folder with "
                     "--state-dir"
                 ) from error
@@ -343,7 +382,7 @@ class JournalStore:
             raise self._damaged("it lacks the model of its sessions")
         held = f"{counted(sessions, 'session')} and {counted(uploads, 'upload')}"
         sizes = "vocabulary {1}, {2} layers of {3}"
-        raise refusals.refusal(
+        raise refusal(
             f"the {held} in {self._path.parent} are those of model {theirs[0]!r} ({sizes.format(*theirs)}), not of "
             f"{ours[0]!r} ({sizes.format(*ours)}); serve that model, or name another folder with --state-dir"
         )
@@ -364,7 +403,7 @@ class JournalStore:
         return found
 
     def _damaged(self, why: str) -> FieldOutOfRange:
-        return refusals.damaged(self._path, why)
+        return damaged(self._path, why)
 
 
 def _identity(model: ModelInfo) -> tuple[object, ...]:

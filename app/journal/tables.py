@@ -256,6 +256,10 @@ def load_responses(connection: sqlite3.Connection) -> list[ResponseRecord]:
     return [ResponseRecord(response, SessionId(session), body) for response, session, body in rows]
 
 
+API_KEY_TABLE = """
+CREATE TABLE api_key (name TEXT PRIMARY KEY, salt BLOB NOT NULL, digest BLOB NOT NULL) STRICT, WITHOUT ROWID;
+"""
+"""Which key of `--api-keys` had which name. `digest` is that of the key's SHA-256 digest with the salt."""
 KEPT_S = 24 * 3600.0
 MOST_KEYS = 4096
 """Of one tenant. The oldest are forgotten for new ones."""
