@@ -7,18 +7,15 @@ import logging
 import secrets
 import sqlite3
 import threading
-from array import array
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import TypeVar
 
 from app.domain.breakpoints import Breakpoint, Edit, TensorData
 from app.domain.errors import Fenced, FieldOutOfRange, NotDurable
-from app.domain.values import JournalState, ModelInfo
+from app.domain.values import JournalState
 from app.journal import lease as leases
 from app.journal.lease import FolderLock
 from app.journal.records import (
@@ -29,7 +26,6 @@ from app.journal.records import (
     Identity,
     Key,
     ResponseRecord,
-    SessionRecord,
     WriteBatch,
     add_to,
     describe,
@@ -40,7 +36,6 @@ from app.machine.files import free_bytes, is_over_network
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 COPIES = 2
 """A change is written to the log first, and then to the file, while it is still in the log."""
 
@@ -179,7 +174,8 @@ class Journal:
                 raise self._lock.refusal()
             shared = is_over_network(folder)
             hold = partial(self._hold, path, lease_s, shared)
-            self._store = JournalStore(path, shared=lease_s is not None and shared, hold=hold)
+            self.store = JournalStore(path, shared=lease_s is not None and shared, hold=hold)
+            """What is in it is loaded and read before `start`; afterwards it is the thread's alone."""
         except BaseException:
             self._let_go()
             raise
@@ -200,18 +196,12 @@ class Journal:
         self._wanted = self._closing = False
         self._thread: threading.Thread | None = None
 
-    def load(
-        self, model: ModelInfo, keys: Mapping[str, str] = MappingProxyType({})
-    ) -> list[tuple[SessionRecord, array[int]]]:
-        """Every session and its history, by id. Call before `start`. Raises what `JournalStore.load` raises."""
-        return self._store.load(model, keys)
-
     @property
     def identity(self) -> Identity | None:
         """Which journal it is; None: it has been written by an earlier version, and is not loaded yet. Call before
         `start`.
         """
-        return self._store.read(load_identity)
+        return self.store.read(load_identity)
 
     def begin_start(self) -> Identity:
         """The identity of the next start in a cluster. Its word is on the disk, but it counts only from `count_start`
@@ -233,13 +223,9 @@ class Journal:
 
     def _write_identity(self, identity: Identity) -> None:
         try:
-            self._store.write_identity(identity)
+            self.store.write_identity(identity)
         except (sqlite3.Error, Fenced) as error:
             raise FieldOutOfRange(f"the journal {self.path} cannot be written: {error}", param="state_dir") from error
-
-    def read(self, load: Callable[[sqlite3.Connection], T]) -> T:
-        """What a function of `tables` finds. Call after `load`, before `start`. Raises like `load`."""
-        return self._store.read(load)
 
     def start(self) -> None:
         """Start to write."""
@@ -291,7 +277,7 @@ class Journal:
                 self.ended_at = ended.starts
             except FieldOutOfRange as error:
                 logger.warning("%s; its next start needs the same file", error.message)
-        self._store.close()
+        self.store.close()
         self._let_go()
 
     def _let_go(self) -> None:
@@ -325,7 +311,7 @@ class Journal:
                 self.lease.let_renew()
             if self._writing or self._failure is not None:
                 has_failed = self._failure is not None
-                outcome = attempt(self._store, self._writing, self._free_bytes, has_failed=has_failed)
+                outcome = attempt(self.store, self._writing, self._free_bytes, has_failed=has_failed)
             with self._wake:
                 self._take(outcome)
                 failed = dict(self._aside)

@@ -86,7 +86,7 @@ class ResponseStore:
         if self._journal is None:
             return
         by_id = {session.id: session for session in sessions}
-        for record, kept in in_order(self._journal.read(load_responses)):
+        for record, kept in in_order(self._journal.store.read(load_responses)):
             session, answer = by_id.get(record.session), kept.answer
             if answer.status in UNDER_WAY:
                 message = "the server ended while the response was generated"

@@ -131,13 +131,13 @@ class SessionKeeper:
 
     def load(self, model: ModelInfo, keys: Mapping[str, str] = MappingProxyType({})) -> list[Session]:
         """The sessions in the journal, all idle, oldest first. `keys` and errors are those of `JournalStore.load`."""
-        found = [] if self._journal is None else self._journal.load(model, keys)
+        found = [] if self._journal is None else self._journal.store.load(model, keys)
         self._journaled = {record.id: (history, len(history)) for record, history in found}
         if self._journal is not None:
-            self._steering = self._journal.read(load_steering)
+            self._steering = self._journal.store.read(load_steering)
             self.identity = self._journal.identity
-            self.homes = self._journal.read(load_homes)
-            self.keyed = KeyedRequests(self._journal.read(load_keyed))
+            self.homes = self._journal.store.read(load_homes)
+            self.keyed = KeyedRequests(self._journal.store.read(load_keyed))
         sessions = [
             session_of(record, history, self._steering.get(record.id, NO_STEERING)) for record, history in found
         ]

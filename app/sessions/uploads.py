@@ -70,7 +70,7 @@ class Uploads:
             make_writable(self._folder, 0o700)
         except OSError as error:
             raise FieldOutOfRange(f"cannot keep uploads in {folder}: {error.strerror}", param="state_dir") from error
-        self._kept: dict[UploadKey, Upload] = {} if journal is None else journal.read(load_uploads)
+        self._kept: dict[UploadKey, Upload] = {} if journal is None else journal.store.read(load_uploads)
         self._budget = byte_budget(max_bytes, "dictionaries, lenses and probes", UploadsFull)
         self._shares: dict[UploadKey, Share] = {}
         self._loaded: set[str] = set()

@@ -49,7 +49,7 @@ def change(session: str, position: int, token_ids: Sequence[int], **changed: Any
 
 
 def _connection_of(kept: Journal | JournalStore) -> sqlite3.Connection:
-    return (kept._store if isinstance(kept, Journal) else kept)._connection
+    return (kept.store if isinstance(kept, Journal) else kept)._connection
 
 
 def limit_pages(kept: Journal | JournalStore, more: int = 0) -> None:
@@ -66,7 +66,7 @@ def be_impatient(kept: Journal | JournalStore) -> None:
 
 def started(folder: Path, lease_s: float | None = None) -> Journal:
     journal = Journal(folder, lease_s)
-    journal.load(model_info())
+    journal.store.load(model_info())
     journal.start()
     return journal
 

@@ -182,7 +182,7 @@ async def test_another_models_vectors_are_refused_even_without_a_session(journal
     journal.close()
     again = Journal(tmp_path)
     with pytest.raises(FieldOutOfRange, match=r"0 sessions and 1 upload .* model 'tiny'"):
-        again.load(model_info("other"))
+        again.store.load(model_info("other"))
     again.close()
 
 

@@ -49,7 +49,7 @@ def test_all_of_it_is_there(tmp_path: Path, number: int) -> None:
     ids = written.put(tmp_path, number)
     journal = Journal(tmp_path)
     found = {session.id: session for session in SessionKeeper(journal).load(MODEL)}
-    responses, vectors = journal.read(load_responses), journal.read(load_uploads)
+    responses, vectors = journal.store.read(load_responses), journal.store.read(load_uploads)
     journal.close()
     assert list(found)[:5] == list(ids)
     assert [len(session.history) for session in found.values()] == [20, 29, 11, 7, 25] + [20] * (number > 4)
