@@ -36,13 +36,12 @@ from app.engine_process.executor import Engine, EngineExecutor
 from app.engine_process.frames import Load
 from app.events import EventStreams, Feed
 from app.experiments.activations import ActivationJobs, Reader
-from app.exports.spool import Spool
+from app.exports.exports import Spool
 from app.journal.journal import Journal
 from app.journal.lease import FolderLease
 from app.machine.budget import DiskRoom
 from app.model_store.install import BrokenModel
-from app.model_store.resolve import ResolvedModel
-from app.model_store.tokenizer import read_generation
+from app.model_store.resolve import ResolvedModel, read_generation
 from app.openai.background import BackgroundResponses
 from app.openai.response_store import ResponseStore
 from app.routers import (

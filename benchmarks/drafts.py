@@ -17,7 +17,7 @@ import torch
 from app.domain.memory_map import DraftCounts
 from app.domain.values import SamplingParams
 from app.gpu.models.base import LayerStack
-from app.model_store.tokenizer import load_tokenizer
+from app.model_store.resolve import load_tokenizer
 from app.text.tokenizer import Tokens
 from benchmarks.command import OwnRun, bind_to_cores, exit_status, finish, make_parser
 from benchmarks.engine.live import LiveEngine

@@ -15,7 +15,7 @@ import torch
 from app.domain.values import Grammar, GrammarKind, SamplingParams
 from app.gpu.engine import Engine
 from app.gpu.startup.loader import load_engine
-from app.model_store.tokenizer import load_tokenizer
+from app.model_store.resolve import load_tokenizer
 from benchmarks.command import OwnRun, bind_to_cores, exit_status, finish, make_parser
 from benchmarks.engine.live import LiveEngine
 from benchmarks.engine.loading import find_model, make_settings

@@ -26,8 +26,8 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.values import FinishReason, Grammar, GrammarKind, SamplingParams
 from app.grammars.compiler import Grammars
 from app.messages import TurnFinished
+from app.model_store.resolve import load_tokenizer
 from app.model_store.saved import ModelTokenizer
-from app.model_store.tokenizer import load_tokenizer
 from benchmarks.engine.live import LiveEngine, LiveTurn
 from benchmarks.engine.loading import find_model
 from benchmarks.grammars import make_engine

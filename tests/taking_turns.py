@@ -6,7 +6,7 @@ from pathlib import Path
 
 from app.domain.values import SamplingParams, StopRule
 from app.engine_process.turn import Turn
-from app.exports.spool import SpoolFile
+from app.exports.exports import SpoolFile
 from app.machine.budget import DiskRoom, Share
 from app.messages import TurnFinished
 from app.sessions.registry import SessionRegistry

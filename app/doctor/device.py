@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.doctor.findings import Finding, error, ok, warning
-from app.doctor.probe import GPU, Copies, CopyRates, TorchBuild
+from app.doctor.probe import GPU, Copies, CopyRates, Finding, TorchBuild, error, ok, warning
 from app.domain.errors import FieldOutOfRange
 from app.machine.files import MIB, rate, read, read_field
 

@@ -29,7 +29,6 @@ from app.doctor.device import (
     read_link,
     read_release,
 )
-from app.doctor.findings import Finding, Status, error, ok
 from app.doctor.host import (
     Disk,
     Numa,
@@ -47,8 +46,9 @@ from app.doctor.host import (
     read_numa,
     read_versions,
 )
-from app.doctor.probe import GPU, Copies, MachineProbe, TorchBuild, first_line
-from app.domain.errors import WeightsLost
+from app.doctor.probe import GPU, Copies, Finding, MachineProbe, Status, TorchBuild, error, first_line, ok, warning
+from app.domain.errors import DjinnError, WeightsLost
+from app.domain.values import WeightsDtype
 from app.gpu.weights.file import REMEDY, WeightFile
 from app.gpu.weights.layout import UnusableFile
 from app.machine.files import size
@@ -177,27 +177,66 @@ class Report:
         return Text(f"\n{self.device}: {', '.join(parts) or 'all is well'}", STYLES[self.status])
 
 
-NAME = "weights"
+MODEL, WEIGHTS = "model", "weights"
 
 
 def check_weights(folder: Path) -> list[Finding]:
     """One line for each file of weights in `folder`, which is read wholly: 140 GB take minutes."""
     found = [_check(path) for path in sorted(folder.glob("*.safetensors"))]
-    return found or [ok(NAME, f"there are no copies of streamed weights in {folder}")]
+    return found or [ok(WEIGHTS, f"there are no copies of streamed weights in {folder}")]
 
 
 def _check(path: Path) -> Finding:
     try:
         file = WeightFile(path)
     except (UnusableFile, OSError) as problem:
-        return error(NAME, f"{path} cannot be used: {problem}", REMEDY)
+        return error(WEIGHTS, f"{path} cannot be used: {problem}", REMEDY)
     try:
         file.check()
     except WeightsLost as lost:
-        return error(NAME, lost.message.removesuffix(f". {REMEDY}"), REMEDY)
+        return error(WEIGHTS, lost.message.removesuffix(f". {REMEDY}"), REMEDY)
     finally:
         file.close()
-    return ok(NAME, f"{path} is whole, {size(path.stat().st_size)}")
+    return ok(WEIGHTS, f"{path} is whole, {size(path.stat().st_size)}")
+
+
+def check_model(settings: Settings) -> Finding:
+    """One line about what `settings.model` would take of this machine, and how it would run. No weight is loaded: its
+    tokenizer, and the names and sizes of all its tensors are read; one that is fetched or converted first, is.
+    """
+    from app.gpu.device.hardware import dtype_name  # these import all that a model needs
+    from app.gpu.models import can_be_streamed
+    from app.gpu.models.recipe import Recipe
+    from app.gpu.startup.weights import QUANTIZED, RESIDENT_SHARE, free_bytes, needed_bytes, require_fitting
+    from app.model_store.resolve import load_tokenizer, resolve
+    from app.model_store.tensors import GgufIndex, is_indexed
+
+    try:
+        model = resolve(
+            settings.model, cache_dir=settings.cache_dir, weights_dtype=WeightsDtype(settings.weights_dtype)
+        )
+        require_fitting(model)
+        load_tokenizer(model)
+        quantization, how = getattr(model.config, QUANTIZED, None), "as stored"
+        if quantization is not None and model.folder is not None:
+            how = str(quantization["quant_method"])
+            how += ", kept so" if can_be_streamed(model) else ", dequantized at the start"
+        elif model.folder is not None and is_indexed(model.folder):
+            how = ", ".join(sorted({each.kind for each in GgufIndex.read(model.folder).tensors.values()}))
+        recipe = Recipe.choose(model, settings.engine())
+        needed, free = needed_bytes(recipe), free_bytes(recipe.device)
+    except DjinnError as failure:
+        return error(MODEL, failure.message, "use another model, or other settings: docs/models.md")
+    layers = "Djinn's own layers" if can_be_streamed(model) else "Transformers' modules"
+    said = (
+        f"{model.name}: {model.config.model_type} on {layers}, in {dtype_name(recipe.dtype)}; weights ({how}) take "
+        f"{size(needed)} of {size(free)} that are free on {recipe.device}"
+    )
+    if needed <= free * RESIDENT_SHARE:
+        return ok(MODEL, said)
+    if can_be_streamed(model):
+        return warning(MODEL, f"{said}: they would be streamed", "use a smaller weights_dtype, or docs/weight-ring.md")
+    return error(MODEL, f"{said}, which is too little", "use a smaller model, or a quantized one of Djinn's own layers")
 
 
 def examine(
@@ -270,8 +309,6 @@ def diagnose(settings: Settings, *, reads_weights: bool, looks_at_model: bool, a
     weights_dir = settings.engine().weights_dir if reads_weights else None
     report = examine(settings.device, state_dir, MachineProbe(), weights_dir=weights_dir)
     if looks_at_model:
-        from app.doctor.model import check_model  # imports all that a model needs
-
         report = Report.of(report.device, [*report.findings, check_model(settings)], report.facts)
     if as_json:
         print(report.to_json())

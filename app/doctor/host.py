@@ -11,8 +11,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from app.doctor.device import choose_device
-from app.doctor.findings import Finding, error, ok, warning
-from app.doctor.probe import GPU, MachineProbe, newest_cuda
+from app.doctor.probe import GPU, Finding, MachineProbe, error, newest_cuda, ok, warning
 from app.domain.values import AUTO_DTYPES
 from app.machine.files import GIB, file_system, is_of_network, parse_list, read, read_field, size
 from app.machine.memory import HostMemory

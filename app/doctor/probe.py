@@ -1,4 +1,5 @@
-"""What the doctor asks PyTorch and the driver about this machine's devices, and their answers as plain values.
+"""What the doctor asks PyTorch and the driver about this machine's devices, their answers as plain values, and the one
+form of what it finds.
 
 PyTorch takes seconds to load, so it is imported by the questions that need it: the answers are judged without it, and a
 machine without a driver is told apart without it.
@@ -9,10 +10,45 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from statistics import median
 from typing import Any
 
 import numpy as np
+
+
+class Status(StrEnum):
+    """`warning`: it works, but figures that are taken here will mislead. `error`: it does not work."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """remedy: what to do about it, None where there is nothing to do."""
+
+    name: str
+    status: Status
+    summary: str
+    remedy: str | None = None
+
+
+def ok(name: str, summary: str) -> Finding:
+    """Nothing to do."""
+    return Finding(name, Status.OK, summary)
+
+
+def warning(name: str, summary: str, remedy: str) -> Finding:
+    """It works, but not as it could."""
+    return Finding(name, Status.WARNING, summary, remedy)
+
+
+def error(name: str, summary: str, remedy: str) -> Finding:
+    """It does not work."""
+    return Finding(name, Status.ERROR, summary, remedy)
+
 
 REPEATS = 10
 LIBRARY = "libcuda.so.1"

@@ -30,8 +30,7 @@ from app.grammars import trial
 from app.grammars.matcher import Matcher, error_of, plain
 from app.grammars.schemas import ENDLESS, endless_reference, path_of
 from app.machine.memory import give_back_freed
-from app.model_store.resolve import ResolvedModel
-from app.model_store.tokenizer import eos_token_ids, load_tokenizer
+from app.model_store.resolve import ResolvedModel, eos_token_ids, load_tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from app.domain.errors import Draining, JournalUnavailable, WrongRole
 from app.domain.values import ModelInfo, SamplingDefaults
 from app.events import EventStreams
 from app.experiments.activations import ActivationJobs, Reader
-from app.exports.spool import Spool
+from app.exports.exports import Spool
 from app.journal.lease import FolderLease
 from app.openai.background import BackgroundResponses
 from app.openai.response_store import ResponseStore

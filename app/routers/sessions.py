@@ -10,7 +10,7 @@ from app.cluster.cluster import Cluster
 from app.domain.errors import FieldOutOfRange, NoCluster
 from app.domain.values import KVBudget, KVPolicy, Residency, SessionId, SessionState
 from app.exports import exports as session_files
-from app.exports.spool import read_chunks, write_chunks
+from app.exports.exports import read_chunks, write_chunks
 from app.routers.dependencies import (
     AnySessionDep,
     CleanupDep,

@@ -1,26 +1,184 @@
-"""All that one server knows of its tenants, and the audit log of what each did."""
+"""All that one server knows of its tenants: the file of `--tenants`, in YAML or in JSON, which is YAML too, and the
+audit log of what each did.
+"""
 
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from io import FileIO
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
+import yaml
+from pydantic import Field, PlainValidator, ValidationError
 from starlette.types import Scope
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.tasks import Tasks
+from app.domain.values import Limits
 from app.logs import method_of, route_of, session_of
 from app.machine.files import counted
 from app.settings import Settings
-from app.tenants.file import read_tenants
-from app.tenants.tenant import Directory, TenantQuotas, tenants_of_keys
+from app.tenants.tenant import Directory, Key, Role, Tenant, TenantQuotas, tenants_of_keys
 from app.web.bodies import matched
+from app.web.errors import described
 from app.web.middleware import Answer
+from app.wire.base import WireModel
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+DATE = re.compile(r"\d{4}-\d\d-\d\d")
+MOST = 10**12
+"""Of any limit: far more than one server does."""
+MOST_BYTES = 4 << 20
+MOST_NODES = 1 << 20
+"""Values of the file, each as often as anchors repeat it: a few anchors of anchors make billions of a short file."""
+
+
+def _moment(value: object, *, after: timedelta) -> float:
+    """Unix seconds of a date or a time; a date is `after` its beginning. Without an offset it is UTC."""
+    try:
+        if isinstance(value, str):
+            value = date.fromisoformat(value) if DATE.fullmatch(value) else datetime.fromisoformat(value)
+    except ValueError:
+        value = None
+    if isinstance(value, datetime):
+        return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+    if isinstance(value, date):  # the day after the last one that a date can name is a moment too
+        return datetime(value.year, value.month, value.day, tzinfo=UTC).timestamp() + after.total_seconds()
+    raise ValueError("a date such as 2027-01-31, or a time such as 2027-01-31T18:00:00Z")
+
+
+Moment = Annotated[float, PlainValidator(partial(_moment, after=timedelta()), json_schema_input_type=str)]
+LastMoment = Annotated[float, PlainValidator(partial(_moment, after=timedelta(days=1)), json_schema_input_type=str)]
+Amount = Annotated[int, Field(ge=1, le=MOST)]
+Count = Annotated[int, Field(ge=0, le=MOST)]
+
+
+class _Key(WireModel):
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    not_before: Moment = -inf
+    not_after: LastMoment = inf
+
+
+class _Limits(WireModel):
+    requests_per_minute: Amount | None = None
+    tokens_per_minute: Amount | None = None
+    turns_at_once: Amount | None = None
+    sessions: Amount | None = None
+    guaranteed_sessions: Count | None = None
+    import_bytes: Count | None = None
+    device_bytes: Amount | None = None
+    host_bytes: Count | None = None
+
+
+class _Tenant(WireModel):
+    name: str = Field(pattern=NAME)
+    keys: list[_Key]
+    role: Annotated[Role, Field(strict=False)] = Role.USER
+    limits: _Limits = _Limits()
+
+    def to_tenant(self) -> Tenant:
+        keys = tuple(Key(key.sha256, key.not_before, key.not_after) for key in self.keys)
+        return Tenant(self.name, keys, self.role, Limits(**self.limits.model_dump()))
+
+
+class _File(WireModel):
+    tenants: list[_Tenant] = Field(min_length=1)
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a file that grows, and a mapping that has a field twice: YAML itself would ignore the first."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        found: yaml.Node | None = super().get_single_node()
+        if found is not None and (count := _count(found, {})) > MOST_NODES:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"with its anchors the file has {count} values; {MOST_NODES} are allowed", found.start_mark
+            )
+        return found
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a field must have a name", key.start_mark)
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is there twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+    def construct_yaml_timestamp(self, node: yaml.ScalarNode) -> Any:
+        """Raises an error that says where a date is that no calendar has: PyYAML's own does not."""
+        try:
+            return super().construct_yaml_timestamp(node)
+        except ValueError as error:
+            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
+
+
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_timestamp)
+
+
+def _count(node: yaml.Node, known: dict[int, int]) -> int:
+    """The values in a node, itself included, each as often as it is there. `known` has those of other nodes."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = MOST_NODES + 1  # of a node that contains itself
+        parts = node.value if isinstance(node, yaml.SequenceNode) else (each for pair in node.value for each in pair)
+        known[id(node)] = 1 + sum(_count(each, known) for each in parts)
+    return known[id(node)]
+
+
+def read_tenants(path: Path) -> tuple[Tenant, ...]:
+    """The tenants of the file. Raises `FieldOutOfRange`, which names the field at fault by its path."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise _refusal(path, f"it has more than {MOST_BYTES >> 20} MiB")
+        content = yaml.load(path.read_bytes(), _Loader)
+    except OSError as error:
+        raise _refusal(path, f"cannot be read: {error.strerror}") from error
+    # ValueError: bytes that are no text; LookupError, AttributeError: PyYAML itself, for `!!bool x`
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise _refusal(path, f"invalid YAML{where}: {getattr(error, 'problem', None) or error}") from error
+    try:
+        found = _File.model_validate(content)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        field, words = next(described(_File, error))
+        if problem["loc"][-1:] == ("sha256",) and problem["type"] != "missing":
+            words = "64 lowercase hexadecimal digits: `djinn keys new` prints them with the key"  # it may be the key
+        raise _refusal(path, f"{field}: {words}" if field else f"the file must be {words}") from error
+    _check_unique(path, found)
+    return tuple(tenant.to_tenant() for tenant in found.tenants)
+
+
+def _check_unique(path: Path, file: _File) -> None:
+    """Raise `FieldOutOfRange` for a name or a key that two tenants have, or one has twice."""
+    seen: dict[str, str] = {}
+    for index, tenant in enumerate(file.tenants):
+        fields = [(f"tenants.{index}.name", tenant.name)]
+        fields += [(f"tenants.{index}.keys.{number}.sha256", key.sha256) for number, key in enumerate(tenant.keys)]
+        for field, value in fields:
+            if value in seen:
+                raise _refusal(path, f"{field}: the same as {seen[value]}")
+            seen[value] = field
+    for index, tenant in enumerate(file.tenants):
+        for number, key in enumerate(tenant.keys):
+            if key.not_before >= key.not_after:
+                raise _refusal(path, f"tenants.{index}.keys.{number}.not_after: must be later than not_before")
+
+
+def _refusal(path: Path, problem: str) -> FieldOutOfRange:
+    return FieldOutOfRange(f"tenants file {path}: {' '.join(problem.split())}", param="tenants")
+
 
 logger = logging.getLogger(__name__)
 

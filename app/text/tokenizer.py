@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
@@ -16,9 +16,9 @@ from tokenizers.models import BPE
 
 from app.domain.errors import ContextTooLong, FieldOutOfRange, MalformedRequest
 from app.model_store.install import BrokenModel
+from app.model_store.resolve import ResolvedModel, eos_token_ids, load_tokenizer
 from app.model_store.saved import ModelTokenizer
 from app.model_store.shapes import byte_alphabet
-from app.model_store.tokenizer import eos_token_ids, load_tokenizer
 from app.text.chat_template import ChatTemplate
 
 _NFC_SHRINKS = 4
@@ -142,9 +142,6 @@ def _keeps_all(pre_tokenizer: Mapping[str, Any] | None) -> bool:
         case _:
             return False
 
-
-if TYPE_CHECKING:
-    from app.model_store.resolve import ResolvedModel
 
 _BYTE_OF = {character: byte for byte, character in enumerate(byte_alphabet())}
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")

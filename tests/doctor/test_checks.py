@@ -27,7 +27,6 @@ from app.doctor.device import (
     read_link,
     read_release,
 )
-from app.doctor.findings import Finding, Status
 from app.doctor.host import (
     Disk,
     Numa,
@@ -44,7 +43,7 @@ from app.doctor.host import (
     read_disk,
     read_numa,
 )
-from app.doctor.probe import MachineProbe, newest_cuda
+from app.doctor.probe import Finding, MachineProbe, Status, newest_cuda
 from app.machine.memory import HostMemory, MemoryLimit
 from tests.doctor.conftest import ADDRESS, CPU_TORCH, CUDA_TORCH, GIB, H100, Kernel, copies, rates
 

@@ -17,9 +17,8 @@ from jsonschema import Draft202012Validator
 from app.cli import main
 from app.doctor import host, probe
 from app.doctor.examination import Report, examine, judge
-from app.doctor.findings import Status
 from app.doctor.host import describe_installation
-from app.doctor.probe import TorchBuild
+from app.doctor.probe import Status, TorchBuild
 from app.settings import Settings
 from tests.doctor.conftest import CPU_TORCH, CUDA_TORCH, H100, FakeProbe, Kernel, copies, healthy_facts
 from tests.doctor.schema import schema_text

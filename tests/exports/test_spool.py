@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.domain.errors import DiskShort, SpoolFull, TooLarge
-from app.exports.spool import CHUNK_BYTES, MAX_FILES, Spool, write_chunks
+from app.exports.exports import CHUNK_BYTES, MAX_FILES, Spool, write_chunks
 from app.machine.budget import DiskRoom
 from tests.file_sizes import free_on_disks
 

@@ -13,7 +13,7 @@ from websockets.sync.client import connect
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import Limits
-from app.tenants.file import read_tenants
+from app.tenants.tenancy import read_tenants
 from app.tenants.tenant import Role
 from tests.errors import assert_error
 from tests.processes import serve_process

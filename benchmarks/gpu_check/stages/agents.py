@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
-from app.model_store.tokenizer import load_tokenizer
+from app.model_store.resolve import load_tokenizer
 from benchmarks.engine.loading import find_model, load, transformers_config
 from benchmarks.gpu_check.journal import SkipStage, StageContext
 from benchmarks.gpu_check.plan import DecodePlan, DensityPlan

@@ -14,8 +14,8 @@ from tokenizers.models import WordLevel
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from app.doctor.findings import Finding, Status
-from app.doctor.model import check_model
+from app.doctor.examination import check_model
+from app.doctor.probe import Finding, Status
 from app.gpu.models import load_stack
 from app.model_store.install import BrokenModel
 from app.model_store.resolve import resolve
