@@ -368,7 +368,7 @@ def create_app(
     uploaded = _beside_journal(settings, room, "uploads")
     kept_uploads = Uploads(journal, executor, *uploaded, int(settings.max_upload_bytes), keeper.room)
     lease = None if journal is None else journal.lease
-    places, max_line_bytes = Places(table.turns.foreground_runs), int(settings.max_request_bytes)
+    places, max_line_bytes = Places(table.foreground_runs), int(settings.max_request_bytes)
     reader = Reader(registry, tokens, places)
     bound_sessions = BoundSessions(registry, restored)
     tool_support = ToolSupport(tokens, settings.chat_format, _secret(settings), keeps_states=info.state_bytes > 0)

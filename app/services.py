@@ -17,8 +17,7 @@ from app.journal.journal import Journal
 from app.machine.budget import DiskRoom
 from app.machine.memory import give_back_freed
 from app.routers.dependencies import Services
-from app.sessions.guards import guard_disk, guard_host
-from app.sessions.lifecycle import end_turns, restore, sweep, take_up
+from app.sessions.lifecycle import end_turns, guard_disk, guard_host, restore, sweep, take_up
 from app.sessions.session import Session
 from app.sessions.table import SessionTable
 

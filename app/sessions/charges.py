@@ -1,16 +1,26 @@
-"""Turns as they are counted for their owners: before they begin, while they run, and when they have ended."""
+"""Turns as they are counted for their owners: before they begin, while they run, and when they have ended, or when the
+engine has died beside them.
+"""
+
+from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
+import hashlib
+import logging
+import time
+from array import array
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from app.domain.errors import BeyondTenantLimit, FieldOutOfRange, LogprobsFull, TenantLimit
+from app.domain.errors import BeyondTenantLimit, DeadlyTurn, FieldOutOfRange, LogprobsFull, TenantLimit
 from app.domain.values import ModelInfo, Quotas, Settle
 from app.machine.budget import Budget, byte_budget
 from app.messages import Failed, Started, TurnEvent, TurnFinished
 from app.sessions.table import SessionTable
+
+logger = logging.getLogger(__name__)
 
 BYTES_EACH = 256
 """Of one log-probability. Measured: 122 as an object, and 73 as JSON of a chat, which is written while the object is
@@ -145,7 +155,7 @@ class Charges:
         limits = self._quotas.limits(owner)
         if limits.turns_at_once is None and limits.device_bytes is None:
             return
-        busy = [len(session.history) for session in self._table.turns.of(owner)]
+        busy = [len(session.history) for session in self._table.busy_of(owner)]
         busy += self._coming[owner].values()
         most = limits.turns_at_once
         if most is not None and len(busy) + len(new) > most:
@@ -186,3 +196,84 @@ def _refusal(limit: str, held: int, needed: int, *, ever: bool) -> TenantLimit |
     if not ever:
         return BeyondTenantLimit(f"{message}this call alone needs {needed}")
     return TenantLimit(f"{message}they have {held}, and this call needs {needed}", retry_after_s=RETRY_AFTER_S)
+
+
+MOST_DEATHS = 3
+KNOWN_FOR_S = 3600.0
+MOST_KNOWN = 4096
+"""Contexts that are remembered. More turns are not there when an engine dies."""
+
+
+@dataclass(slots=True)
+class _Deaths:
+    count: int = 0
+    last: int = 0
+    """The number of the last one."""
+    last_at: float = 0.0
+
+
+class DeadlyTurns:
+    """Counts the deaths of the engine beside turns, which it knows by their owner and their context. Used on the event
+    loop only.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        """`now` tells the time in seconds."""
+        self._now = now
+        self._known: OrderedDict[bytes, _Deaths] = OrderedDict()
+        self._suspects: list[tuple[str | None, array[int]]] = []
+        """Turns that ended because the engine had stalled."""
+
+    def check(self, owner: str | None, context: array[int], *, param: str) -> None:
+        """Raise `DeadlyTurn` if the engine has died too often while a turn of that context waited or ran."""
+        while self._known and next(iter(self._known.values())).last_at <= self._now() - KNOWN_FOR_S:
+            self._known.popitem(last=False)
+        # While no engine has died lately, this costs nothing.
+        deaths = self._known.get(_digest(owner, context)) if self._known else None
+        if deaths is not None and deaths.count >= MOST_DEATHS:
+            raise DeadlyTurn(
+                f"the engine died {deaths.count} times while this turn was there: it is not started again within "
+                f"{KNOWN_FOR_S / 60:.0f} minutes, unless its tokens are others",
+                param=param,
+            )
+
+    def note_death(self, owner: str | None, context: array[int], death: int) -> None:
+        """The engine died while the turn waited or ran. `death` is the number of its deaths so far, from 1 on: of turns
+        that are alike, such as choices of one prompt, only one counts for each.
+        """
+        digest = _digest(owner, context)
+        deaths = self._known.setdefault(digest, _Deaths())
+        if deaths.last == death:
+            return
+        self._known.move_to_end(digest)
+        deaths.count += 1
+        deaths.last, deaths.last_at = death, self._now()
+        if deaths.count == MOST_DEATHS:
+            logger.error("a turn of %d tokens was there at %d deaths of the engine: refused", len(context), MOST_DEATHS)
+        if len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
+
+    def suspect(self, owner: str | None, context: array[int]) -> None:
+        """The engine stalled while the turn waited or ran. It counts if the engine then dies of it."""
+        self._suspects.append((owner, context))
+
+    def condemn(self, death: int) -> None:
+        """The engine that had stalled has died: so note its death for each turn that was there then."""
+        for owner, context in self._suspects:
+            self.note_death(owner, context, death)
+        self._suspects.clear()
+
+    def clear(self) -> None:
+        """Note that a stalled engine makes progress again: its turns did no harm."""
+        self._suspects.clear()
+
+    def note_end(self, owner: str | None, context: array[int]) -> None:
+        """The turn has come to an end, so it does no harm."""
+        if self._known:
+            self._known.pop(_digest(owner, context), None)
+
+
+def _digest(owner: str | None, context: array[int]) -> bytes:
+    return hashlib.blake2b(
+        context.tobytes(), digest_size=16, key=hashlib.sha256((owner or "").encode()).digest()
+    ).digest()

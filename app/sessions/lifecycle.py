@@ -1,19 +1,22 @@
-"""Changes of sessions that no client asks for: restore, expiry, the end at shutdown, notices of the engine."""
+"""Changes of sessions that no client asks for: restore, expiry, too little room, the end at shutdown."""
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from functools import partial
 
-from app.domain.errors import Busy, DjinnError, EngineRestarting, EngineStalled
+from app.domain.errors import Busy, DjinnError, EngineAway, EngineRestarting, EngineStalled, NotFound
 from app.domain.memory_map import SessionMemory
-from app.domain.values import Phase, Residency, SessionState
-from app.messages import Close, KeepKV, KeptKV, Restored, Rewind, SetPhase
+from app.domain.values import Phase, Quotas, Residency, SessionState
+from app.engine_process.executor import EngineExecutor
+from app.journal.journal import Journal
+from app.machine.budget import DiskRoom
+from app.messages import Close, FreeDisk, FreeHost, KeepKV, KeptKV, Restored, Rewind, SetPhase
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
-from app.sessions.table import has_expired
+from app.sessions.table import SessionTable, has_expired
 from app.sessions.uploads import Uploads
 
 logger = logging.getLogger(__name__)
@@ -151,6 +154,50 @@ async def sweep(registry: SessionRegistry) -> None:
         for session in registry.table.expired:
             if not session.leaving:  # another server may have it, and let it live
                 registry.drop(session)
+
+
+DISK_INTERVAL_S = 0.5
+
+
+async def guard_disk(executor: EngineExecutor, journal: Journal, room: DiskRoom) -> None:
+    """Have KV files deleted while the reserve is not free, for ever. `room` is that of the KV files, on the journal's
+    disk.
+    """
+    while True:
+        await asyncio.sleep(DISK_INTERVAL_S)
+        # A journal without room may be at a quota, which no figure shows.
+        missing = max(room.missing, room.reserve if journal.state.is_full else 0)
+        if missing and executor.failure is None:
+            with contextlib.suppress(EngineAway):
+                await executor.call(partial(FreeDisk, count=missing))
+
+
+HOST_INTERVAL_S = 0.5
+
+
+async def guard_host(executor: EngineExecutor, table: SessionTable, quotas: Quotas) -> None:
+    """Have KV of tenants that are beyond their limit leave host memory, for ever."""
+    while True:
+        await asyncio.sleep(HOST_INTERVAL_S)
+        for owner, sessions in table.by_owner().items():
+            limit = quotas.limits(owner).host_bytes
+            if limit is not None and executor.failure is None:
+                for session in beyond(sessions, limit):
+                    with contextlib.suppress(EngineAway, NotFound):  # it may have been closed meanwhile
+                        await executor.call(partial(FreeHost, session=session.id))
+
+
+def beyond(sessions: Collection[Session], limit: int) -> Iterator[Session]:
+    """Sessions whose KV must leave for the others to have `limit` bytes in host memory at most. A session with a turn
+    and one that was promised its place keep theirs.
+    """
+    used = sum(session.kv.host_bytes for session in sessions)
+    for session in sorted(sessions, key=lambda each: each.used_at):
+        if used <= limit:
+            break
+        if session.kv.host_bytes and not session.busy and session.residency is not Residency.GUARANTEED:
+            used -= session.kv.host_bytes
+            yield session
 
 
 async def drain(registry: SessionRegistry, timeout_s: float, evacuate: Evacuate | None = None) -> None:

@@ -96,7 +96,7 @@ class SessionRegistry:
         self.pauses = Pauses(executor, table, keeper)
         self.memory = MemoryReads(executor).read
         self.tool_waits = ToolWaits()
-        self.side_work = SideWork(table.turns.others_run)
+        self.side_work = SideWork(table.others_run)
         room = logprob_budget(int(settings.max_logprobs_bytes))
         charges = Charges(table, quotas, room, executor.engine.info)
         self.turns = Turns(

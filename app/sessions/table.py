@@ -15,48 +15,6 @@ from app.engine_process.turn import Turn
 from app.messages import Lacking
 from app.sessions.session import NOBODY, OF_RESPONSES, Session, Watcher
 
-
-class BusySessions:
-    """Those of each owner, from when it is told of a session until the session leaves."""
-
-    def __init__(self) -> None:
-        self._busy: defaultdict[str | None, set[Session]] = defaultdict(set)
-
-    def follow(self, session: Session) -> None:
-        """Look at the session now, and at each new state."""
-        session.on_move = self._note
-        self._note(session)
-
-    def leave(self, session: Session) -> None:
-        """The session has no turn, or is gone."""
-        busy = self._busy.get(session.owner, set())
-        busy.discard(session)
-        if not busy:
-            self._busy.pop(session.owner, None)
-
-    def of(self, owner: str | None) -> Collection[Session]:
-        """The owner's."""
-        return self._busy.get(owner, ())
-
-    def count(self, owner: str | None) -> int:
-        """The owner's turns in the queue or in the engine; paused ones are in neither."""
-        return sum(session.under_way for session in self.of(owner))
-
-    def foreground_runs(self) -> bool:
-        """Whether anybody has turns in the queue or in the engine that are no requests of batches."""
-        return any(each.under_way and not each.background for busy in self._busy.values() for each in busy)
-
-    def others_run(self, owner: str | None) -> bool:
-        """Whether other owners have turns in the queue or in the engine."""
-        return any(self.count(other) for other in self._busy if other != owner)
-
-    def _note(self, session: Session) -> None:
-        if session.busy:
-            self._busy[session.owner].add(session)
-        else:
-            self.leave(session)
-
-
 RETRY_AFTER_S = 60
 """Sessions close by themselves over minutes, not seconds."""
 HELD_FOR_A_FREE = 8
@@ -104,8 +62,8 @@ class SessionTable:
         self._opening: dict[SessionId, Session] = {}
         self._held = Counter[str | None]()
         """How many each owner has."""
-        self.turns = BusySessions()
-        """Those with a turn in them, also while the engine opens them."""
+        self._busy: defaultdict[str | None, set[Session]] = defaultdict(set)
+        """Each owner's with a turn in them, also while the engine opens them."""
         self._closed: defaultdict[str | None, dict[SessionId, None]] = defaultdict(dict)
         """The last sessions of each owner that closed, as many as may be open: still places in the owner's list."""
 
@@ -211,7 +169,7 @@ class SessionTable:
         """Take in a session; from now on it is found."""
         self._open[session.id] = session
         self._held[session.owner] += 1
-        self.turns.follow(session)
+        self._follow_turns(session)
         session.watcher = self.watcher
         self.watcher.opened(session)
 
@@ -219,7 +177,7 @@ class SessionTable:
         """Let go of a session that closes."""
         del self._open[session.id]
         self._held[session.owner] -= 1
-        self.turns.leave(session)
+        self._leave_turn(session)
         closed = self._closed[session.owner]
         closed[session.id] = None
         if len(closed) > self._limit:
@@ -232,11 +190,11 @@ class SessionTable:
         """Count the session while the engine opens it, and take it in if that went well."""
         self._opening[session.id] = session
         self._held[session.owner] += 1
-        self.turns.follow(session)
+        self._follow_turns(session)
         try:
             yield
         except BaseException:
-            self.turns.leave(session)
+            self._leave_turn(session)
             raise
         finally:
             del self._opening[session.id]
@@ -319,6 +277,40 @@ class SessionTable:
     def expired(self) -> list[Session]:
         """Sessions whose `ttl_s` has run out."""
         return [session for session in self._open.values() if has_expired(session)]
+
+    def busy_of(self, owner: str | None) -> Collection[Session]:
+        """The owner's sessions with a turn in them, also while the engine opens them."""
+        return self._busy.get(owner, ())
+
+    def turns_of(self, owner: str | None) -> int:
+        """The owner's turns in the queue or in the engine; paused ones are in neither."""
+        return sum(session.under_way for session in self.busy_of(owner))
+
+    def foreground_runs(self) -> bool:
+        """Whether anybody has turns in the queue or in the engine that are no requests of batches."""
+        return any(each.under_way and not each.background for busy in self._busy.values() for each in busy)
+
+    def others_run(self, owner: str | None) -> bool:
+        """Whether other owners have turns in the queue or in the engine."""
+        return any(self.turns_of(other) for other in self._busy if other != owner)
+
+    def _follow_turns(self, session: Session) -> None:
+        """Look at the session now, and at each new state."""
+        session.on_move = self._note_turn
+        self._note_turn(session)
+
+    def _note_turn(self, session: Session) -> None:
+        if session.busy:
+            self._busy[session.owner].add(session)
+        else:
+            self._leave_turn(session)
+
+    def _leave_turn(self, session: Session) -> None:
+        """The session has no turn, or is gone."""
+        busy = self._busy.get(session.owner, set())
+        busy.discard(session)
+        if not busy:
+            self._busy.pop(session.owner, None)
 
     @property
     def busy(self) -> list[tuple[Session, Turn]]:

@@ -20,8 +20,7 @@ from app.engine_process.turn import Turn
 from app.journal.records import DoneTurn
 from app.messages import Above, Failed, Fork, Paused, Reinstate, Submit, TurnEvent, TurnFinished
 from app.sessions.adapters import Adapters
-from app.sessions.charges import MOST_RESERVED, Charges, TurnCharge, TurnNeed, reported
-from app.sessions.guards import DeadlyTurns
+from app.sessions.charges import MOST_RESERVED, Charges, DeadlyTurns, TurnCharge, TurnNeed, reported
 from app.sessions.keeper import SessionKeeper
 from app.sessions.keyed import KeyedRequest, repeated_turn
 from app.sessions.pauses import Pauses
@@ -133,7 +132,7 @@ class Turns:
                 f"/v1/sessions/{session.id}/generate, or remove the breakpoint"
             )
         # Not by those that wait: turns that come together all wait, until the engine has looked at the first.
-        if self._table.turns.count(session.owner) >= self._max_turns:
+        if self._table.turns_of(session.owner) >= self._max_turns:
             raise Busy(f"the queue is full ({self._max_turns} turns run or wait)", retry_after_s=RETRY_AFTER_S)
         new = array("I", request.token_ids)
         history = new if request.replace else session.history + new
@@ -173,7 +172,7 @@ class Turns:
         """How many turns the owner may start now beside those that it has."""
         limit = self._charges.turns_at_once(owner)
         most = self._max_turns if limit is None else min(limit, self._max_turns)
-        return max(0, most - self._table.turns.count(owner))
+        return max(0, most - self._table.turns_of(owner))
 
     def reserve(self, owner: str | None, requests: Sequence[TurnRequest], cleanup: AsyncExitStack) -> list[TurnCharge]:
         """Count turns that a call will start in new sessions, all or none. Raises what `Charges` does."""

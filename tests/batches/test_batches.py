@@ -182,7 +182,7 @@ async def test_beside_a_client_one_line_is_under_way() -> None:
         body = BatchBody(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
         batch = await services.batches.create(None, body)
         await until(lambda: under_way() > 1)
-        assert not table.turns.foreground_runs()
+        assert not table.foreground_runs()
         client = await cleanup.enter_async_context(services.sessions.ephemeral())
         request = TurnRequest([5, 6, 7], SamplingParams(seed=0), StopRule(max_tokens=900), TextRule())
         services.sessions.turns.start(client, request, cleanup)

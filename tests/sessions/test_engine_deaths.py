@@ -26,7 +26,7 @@ from app.messages import (
     TurnFinished,
 )
 from app.routers.dependencies import Services
-from app.sessions.guards import KNOWN_FOR_S, MOST_DEATHS, DeadlyTurns
+from app.sessions.charges import KNOWN_FOR_S, MOST_DEATHS, DeadlyTurns
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.turns import TurnRequest

@@ -12,7 +12,7 @@ from app.domain.errors import DeadlyTurn, EngineStalled
 from app.domain.values import ModelInfo, SessionState
 from app.messages import Back, Close, Done, Fork, GoesOn, Open, Replacement, Stalled, Submit
 from app.routers.dependencies import Services
-from app.sessions.guards import MOST_DEATHS
+from app.sessions.charges import MOST_DEATHS
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from tests.bridge.engines import app_of
