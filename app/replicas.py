@@ -30,8 +30,7 @@ from app.domain.text import LOOPBACK_NAMES
 from app.logs import Log, configure
 from app.machine.files import explain, make_private, make_private_folder
 from app.settings import Settings, variables
-from app.web.listener import bind
-from app.web.server import ECHO_S, Hangups, url_of
+from app.web.server import ECHO_S, Hangups, bind, url_of
 
 logger = logging.getLogger(__name__)
 

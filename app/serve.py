@@ -41,8 +41,7 @@ def serve(settings: Settings, *, stands_by: bool = False, shared: int | None = N
 
     `shared` is the descriptor of another socket to take connections of, which the process has inherited.
     """
-    from app.web.listener import bind
-    from app.web.server import Hangups
+    from app.web.server import Hangups, bind
 
     settings.require_safe_access()
     configure(Log(logging.INFO, settings.log_format, settings.replica))

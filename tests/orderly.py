@@ -14,8 +14,7 @@ import httpx
 from app.flags import OneLineParser, add_flags, settings_of
 from app.main import load_app
 from app.web.connections import Caps
-from app.web.listener import bind
-from app.web.server import Server
+from app.web.server import Server, bind
 from tests.processes import TINY
 from tests.serving import START_TIMEOUT_S
 

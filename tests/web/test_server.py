@@ -15,8 +15,7 @@ from app.cli import main
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import ModelInfo
 from app.web.connections import Caps
-from app.web.listener import bind
-from app.web.server import ENGINE_LOST, Hangups, Server
+from app.web.server import ENGINE_LOST, Hangups, Server, bind
 from tests.bridge.engines import DyingEngine, app_of
 from tests.serving import START_TIMEOUT_S, tiny_settings
 from tests.waiting import wait_until

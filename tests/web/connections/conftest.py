@@ -19,8 +19,7 @@ from starlette.types import Receive, Scope, Send
 from app.main import load_app
 from app.web import connections
 from app.web.connections import Caps
-from app.web.listener import bind
-from app.web.server import Server
+from app.web.server import Server, bind
 from tests.serving import START_TIMEOUT_S, tiny_settings
 from tests.waiting import wait_until
 
