@@ -5,24 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import re
-import shutil
 import signal
 import subprocess
 import sys
 import webbrowser
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
+
+from app.flags import READY, child_command
 
 if TYPE_CHECKING:
     from client import AsyncDjinn
 
 SERVER = ("serve", "--state-dir", "none", "--kv-device", "6x800", "--kv-host", "24x800")
 """The device holds half of the agents."""
-READY = re.compile(r"Djinn serves .+ on (http://\S+)")
-ENDS_WITH_PARENT = ("setpriv", "--pdeathsig", "TERM") if shutil.which("setpriv") else ()
-"""What a command begins with so that the kernel ends it when the demo dies; Linux alone can."""
 ENDING_S = 15.0
 """How long a process may take to end before it is killed."""
 AGENTS = {
@@ -53,7 +50,7 @@ def demo(model: str, *, port: int, opens: bool) -> int:
     """Serve `model` on the port, 0 for a free one, and let agents come until Ctrl-C. `opens`: show the page in the
     browser. Returns the exit status: the server's, 1 if an agent failed.
     """
-    with _as_interrupt(), _running("app", *SERVER, "--port", str(port), "--model", model) as server:
+    with _as_interrupt(), _running(*SERVER, "--port", str(port), "--model", model) as server:
         assert server.stdout is not None
         found = next(filter(None, map(READY.match, server.stdout)), None)
         if found is None:  # it has said why
@@ -110,11 +107,9 @@ async def _pause(djinn: AsyncDjinn, url: str) -> None:
 
 
 @contextlib.contextmanager
-def _running(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A process of this interpreter that ends with the block. Its standard output is for the block."""
-    # -P: the working folder may have its own `app`.
-    command: Sequence[str] = [*ENDS_WITH_PARENT, sys.executable, "-P", "-m", module, *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def _running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A `djinn` that ends with the block. Its standard output is for the block."""
+    process = subprocess.Popen(child_command(*arguments), stdout=subprocess.PIPE, text=True)
     try:
         yield process
     finally:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import shutil
+import sys
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -187,6 +189,16 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     given = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
     given |= {name: ",".join(given[name]) for name in (ALIASES.keys() | SEVERAL) & given.keys()}
     return Settings(**given)
+
+
+READY = re.compile(r"Djinn serves .+ on (http://\S+)")
+"""What `djinn serve` prints when it takes requests, with its URL."""
+
+
+def child_command(*arguments: str) -> list[str]:
+    """The `djinn` of these arguments, which the kernel ends with this process where it can: on Linux."""
+    with_parent = ("setpriv", "--pdeathsig", "TERM") if shutil.which("setpriv") else ()
+    return [*with_parent, sys.executable, "-P", "-m", "app", *arguments]  # -P: the working folder may have an `app`
 
 
 def flag_of(setting: str) -> str:

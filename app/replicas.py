@@ -12,12 +12,9 @@ import errno
 import logging
 import math
 import os
-import re
 import secrets
-import shutil
 import signal
 import socket
-import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping, Sequence
@@ -27,6 +24,7 @@ from string import ascii_lowercase as letters
 
 from app.domain.errors import DjinnError, FieldOutOfRange
 from app.domain.text import LOOPBACK_NAMES
+from app.flags import READY, USAGE_ERROR, child_command
 from app.logs import Log, configure
 from app.machine.files import explain, make_private, make_private_folder
 from app.settings import Settings, variables
@@ -41,9 +39,6 @@ OF_CLUSTER = ("replica", "cluster", "advertise", "cluster_key_file")
 """Settings that the cluster chooses for its replicas."""
 FOLDER, KEY = "cluster", "cluster.key"
 """Below `--state-dir`: the store of the cluster, its key, and a folder for each replica."""
-READY = re.compile(r"Djinn serves .+ on (http://\S+)")
-ENDS_WITH_PARENT = ("setpriv", "--pdeathsig", "TERM") if shutil.which("setpriv") else ()
-"""A command after these words ends when its keeper dies. Only Linux can do that."""
 PRIVATE, GPUS = "DJINN_", "CUDA_VISIBLE_DEVICES"
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
 """How long to wait before a replica that has ended at its start is started again: twice as long each time."""
@@ -53,8 +48,6 @@ LOOK_S = 0.1
 """Between two looks at whether the replicas listen."""
 GO = b"go\n"
 """What a standby waits to read."""
-USAGE_ERROR = 2
-"""Exit status: the settings are wrong."""
 FULL = (errno.EAGAIN, errno.ENOMEM)
 """Errors of a machine that has no room for a process at the moment."""
 LONGEST_LINE = 1 << 24
@@ -166,11 +159,10 @@ class ReplicaSpec:
 
     def command(self) -> list[str]:
         """The program and its flags."""
-        # -P: the working folder may have its own `app`.
         flags = ["--replica", self.name, "--host", LOOPBACK, "--port", str(self.port)]
         flags += ["--state-dir", str(self.state_dir)]
         flags += [] if self.shared is None else ["--shared-socket", str(self.shared)]
-        return [*ENDS_WITH_PARENT, sys.executable, "-P", "-m", "app", "serve", *flags]
+        return child_command("serve", *flags)
 
     def environment(self) -> dict[str, str]:
         """Settings are variables, not flags: all users of a machine can read flags, and keys are settings."""

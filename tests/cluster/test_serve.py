@@ -16,7 +16,8 @@ import pytest
 
 from app.cli import main
 from app.domain.homes import home_of
-from app.replicas import GO, READY, USAGE_ERROR
+from app.flags import READY, USAGE_ERROR
+from app.replicas import GO
 from app.web.server import ENGINE_LOST
 from tests.cluster.pair import PROMPT, free_port
 from tests.durability.restarting import generate, open_session
