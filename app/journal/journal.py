@@ -7,6 +7,7 @@ import logging
 import secrets
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -16,8 +17,7 @@ from pathlib import Path
 from app.domain.breakpoints import Breakpoint, Edit, TensorData
 from app.domain.errors import Fenced, FieldOutOfRange, NotDurable
 from app.domain.values import JournalState
-from app.journal import lease as leases
-from app.journal.lease import FolderLock
+from app.journal.lease import FolderLease, FolderLock, Lease, Watch
 from app.journal.records import (
     TOKEN_BYTES,
     Change,
@@ -33,6 +33,7 @@ from app.journal.records import (
 from app.journal.store import SMALL_BYTES, JournalStore
 from app.journal.tables import load_identity
 from app.machine.files import free_bytes, is_over_network
+from app.machine.memory import boot_time, machine_id
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +148,66 @@ what an orchestrator's kill is for, and it harms no journal.
 """
 
 
+LOOK_S = 0.5
+"""Between two looks at another's lease."""
+SAY_S = 60.0
+"""Between two lines of the log about a holder that goes on."""
+
+
+def take_folder(store: JournalStore, lock: FolderLock, length_s: float, *, shared: bool) -> tuple[Lease, float]:
+    """Take the folder's lease, once no other server can hold it; returns it, and a time before it was written. A length
+    of 0 takes the folder from all former holders, and needs no renewal. A folder that is `shared` is on a file system
+    of a network.
+
+    A former holder on this machine that has let go of the lock is dead, so its lease is no more, unless the folder is
+    shared: one machine may have it twice, and each time with locks of its own. Raises
+    `FieldOutOfRange` if another server has the lock, and is on this machine or has no lease. Raises it too if there is
+    no room for what a lease needs: then none is taken.
+    """
+    if length_s:
+        store.make_news()
+    watch, here = Watch(), machine_id()
+    waits_since: float | None = None
+    said_at = 0.0
+    while True:
+        found = store.lease()
+        now = boot_time()  # after the look: see `Watch`
+        if found is None:
+            time.sleep(LOOK_S)
+            continue
+        is_here = bool(here) and found.machine == here and not shared
+        if not lock.is_held and (found.is_free or is_here):
+            raise lock.refusal()
+        left_s = 0.0 if found.is_free or is_here else watch.left_s(found, now)
+        if not left_s:
+            began, taken = boot_time(), found.next(secrets.token_hex(8), here, length_s)
+            if (found.is_free and not length_s) or store.take_lease(found, taken):
+                break
+            continue
+        if waits_since is None:
+            waits_since = said_at = now
+            logger.warning(
+                "a server on another machine has the lease of the state folder (epoch %d): the start waits %.1f s, or "
+                "for as long as that one renews it",
+                found.epoch,
+                left_s,
+            )
+        elif now - said_at > SAY_S:
+            said_at = now
+            logger.warning("the other server renews its lease: the start has waited %.0f s", now - waits_since)
+        time.sleep(min(left_s, LOOK_S))
+        if not lock.is_held:
+            lock.try_again()
+    if not lock.is_held:
+        lock.replace()
+    if not lock.is_held:
+        raise lock.refusal()
+    if waits_since is not None:
+        waited_s = boot_time() - waits_since
+        logger.warning("the state folder is taken over after %.1f s: epoch %d", waited_s, taken.epoch)
+    return taken, began
+
+
 class Journal:
     """The journal in `folder`, which no other server may use meanwhile.
 
@@ -162,7 +223,7 @@ class Journal:
         Raises `FieldOutOfRange` if another server holds the folder, or if the journal in it is damaged.
         """
         self._lock = FolderLock(folder)
-        self.lease: leases.FolderLease | None = None
+        self.lease: FolderLease | None = None
         """None: the lock alone says whose the folder is."""
         self._counted: Identity | None = None
         """That of this start, in a cluster."""
@@ -236,7 +297,7 @@ class Journal:
     def state(self) -> JournalState:
         """Whether it can be written, and how much waits for that."""
         lease = self.lease
-        epoch, is_fenced = (None, False) if lease is None else (lease.epoch, not lease.holds)
+        epoch, is_fenced = (None, False) if lease is None else (lease.lease.epoch, not lease.holds)
         with self._wake:
             waiting = len(self._pending.keys() | self._writing.keys())
             return JournalState(self._failure, self._is_full, waiting, epoch, is_fenced)
@@ -286,10 +347,10 @@ class Journal:
         self._lock.close()
 
     def _hold(self, path: Path, lease_s: float | None, shared: bool, store: JournalStore) -> None:
-        tenure = leases.take(store, self._lock, lease_s or 0.0, shared=shared)
+        taken, began = take_folder(store, self._lock, lease_s or 0.0, shared=shared)
         store.set_modes()  # before the lease has the file open too
         if lease_s is not None:
-            self.lease = leases.FolderLease(path, tenure, self._lock)
+            self.lease = FolderLease(path, taken, began, self._lock)
             store.fence = self.lease.check
 
     def _try_soon(self, keys: Iterable[Key]) -> None:

@@ -1,26 +1,178 @@
-"""The lease of a state folder: waited for, taken, renewed on a thread of its own, and given back."""
+"""The lease of a state folder: who may answer for the sessions in it, where two machines can reach the folder.
+
+The folder has one lease, which names its holder. A holder's right ends a lease's length after it began to write its
+last renewal, by its own clock. Whoever wants the folder watches the lease. It takes it when the lease has not changed
+for longer than any clock of the holder can have needed. So no two clocks have to agree, and a holder that was frozen
+finds that its time is over. `docs/design/moves.md` has the protocol.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import os
 import secrets
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
 from app.domain.errors import Fenced, FieldOutOfRange
-from app.domain.leases import Lease, Tenure, Watch
-from app.journal.store import OUT_OF_REACH, JournalStore, Renewals, find_lease, put_lease
-from app.machine.files import explain, make_writable
-from app.machine.memory import boot_time, machine_id
+from app.machine.files import explain, make_private, make_writable, sync
+from app.machine.memory import boot_time
 
 logger = logging.getLogger(__name__)
+
+PATIENCE = 1.1
+"""How many lengths of a lease without news are its end: of two clocks, neither may go a tenth faster than the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What the folder says."""
+
+    epoch: int
+    """One more each time that the folder gets another holder."""
+    holder: str
+    """A word that one process alone has: epochs of a folder that was put back may come twice."""
+    machine: str
+    """The holder's, since it was started; empty if the system does not tell."""
+    length_s: float
+    """0: free, as the last holder has released it."""
+    renewals: int = 0
+    news: str = ""
+    """What a file beside the journal says: the holder changes it where it cannot write to the journal."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is free."""
+        return self.length_s == 0
+
+    def next(self, holder: str, machine: str, length_s: float) -> Lease:
+        """That of the next holder."""
+        return Lease(self.epoch + 1, holder, machine, length_s)
+
+    def renewed(self) -> Lease:
+        """The same, with news."""
+        return replace(self, renewals=self.renewals + 1)
+
+    def released(self) -> Lease:
+        """The same, free."""
+        return replace(self, length_s=0.0)
+
+    def is_of(self, other: Lease) -> bool:
+        """Whether both have the same holder."""
+        return (self.epoch, self.holder) == (other.epoch, other.holder)
+
+
+NOBODYS = Lease(0, "", "", 0.0)
+"""That of a folder that has never had one."""
+
+
+class Watch:
+    """Follows another's lease, by the watcher's own clock."""
+
+    def __init__(self) -> None:
+        self._seen: Lease | None = None
+        self._since = 0.0
+
+    def left_s(self, found: Lease, now: float) -> float:
+        """How long it may still hold. `now` is a time after `found` was read: a watcher may be frozen in between."""
+        if found != self._seen:
+            self._seen, self._since = found, now
+        return max(0.0, self._since + PATIENCE * found.length_s - now)
+
+
+class Tenure:
+    """The holder's own view. Any thread may ask; one renews."""
+
+    def __init__(self, lease: Lease, began: float) -> None:
+        """`began` is a time before the lease was written."""
+        self.lease = lease
+        self.is_lost = False
+        """Whether the folder has another holder: for good."""
+        self.ends_at = began + lease.length_s
+
+    def renewed(self, lease: Lease, began: float) -> None:
+        """The folder has `lease` now; `began` is a time before it was written."""
+        self.lease, self.ends_at = lease, began + lease.length_s
+        if self.is_lost:
+            self.lose()
+
+    def lose(self) -> None:
+        """It holds no more, and never will."""
+        self.is_lost = True
+        self.ends_at = -math.inf
+
+
+NEWS_NAME = "renewals"
+WORD_BYTES = 16
+NEWS_BYTES = 2 * WORD_BYTES
+"""Of the file: one word that never comes twice, in hexadecimal."""
+
+
+class Renewals:
+    """The file at `path`, beside the journal. Who renews or takes a lease holds the journal's write lock meanwhile. Who
+    only watches needs no lock, as the take looks again. `make` needs none either: its word is news too, and only makes
+    others wait longer.
+    """
+
+    def __init__(self, journal: Path) -> None:
+        self.path = journal.with_name(NEWS_NAME)
+
+    def make(self) -> None:
+        """Have the file, with its room on the disk. Raises `OSError`."""
+        make_private(self.path)
+        if self.path.stat().st_size != NEWS_BYTES:
+            self.path.write_text(secrets.token_hex(WORD_BYTES))
+        sync(self.path)
+        sync(self.path.parent)
+
+    def read(self) -> str:
+        """What is in the file; empty without a file. Raises `OSError`."""
+        try:
+            return self.path.read_bytes().hex()
+        except FileNotFoundError:
+            return ""
+
+    def write(self) -> None:
+        """Overwrite the file with another word, and flush it. Raises `OSError`, also if there is no such file."""
+        descriptor = os.open(self.path, os.O_WRONLY)  # never a new one: that needs room, and others may look at it
+        try:
+            os.pwrite(descriptor, secrets.token_hex(WORD_BYTES).encode(), 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+LEASE_TABLE = """
+CREATE TABLE IF NOT EXISTS lease (
+    id INTEGER PRIMARY KEY CHECK (id = 1), epoch INTEGER NOT NULL, holder TEXT NOT NULL, machine TEXT NOT NULL,
+    length_s REAL NOT NULL, renewals INTEGER NOT NULL
+) STRICT
+"""
+
+
+def find_lease(connection: sqlite3.Connection) -> Lease:
+    """The folder's lease."""
+    if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'lease'").fetchone() is None:
+        return NOBODYS
+    found = connection.execute("SELECT epoch, holder, machine, length_s, renewals FROM lease").fetchone()
+    return NOBODYS if found is None else Lease(*found)
+
+
+def put_lease(connection: sqlite3.Connection, lease: Lease) -> None:
+    """Write it into the row, in a transaction that has seen who holds the folder."""
+    fields = (lease.epoch, lease.holder, lease.machine, lease.length_s, lease.renewals)
+    connection.execute("REPLACE INTO lease VALUES (1, ?, ?, ?, ?, ?)", fields)
+
+
+OUT_OF_REACH = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
+"""The disk has failed, or a quota is used up: the file may be as whole as ever."""
 
 
 class FolderLock:
@@ -85,8 +237,6 @@ class FolderLock:
 
 RENEWALS = 3
 """In one length of a lease."""
-LOOK_S = 0.5
-"""Between two looks at another's lease."""
 MOST_BUSY_S = 5.0
 """How long a renewal waits for the file at most: longer would hold up the end of the server too."""
 CLOCK_LOOK_S = 1.0
@@ -95,72 +245,17 @@ RETRY_S = 1.0
 """Before another attempt at a renewal that has failed, at most."""
 TAKES_NOTHING = (sqlite3.SQLITE_FULL, *OUT_OF_REACH)
 """Codes of SQLite for a disk without room. `SQLITE_READONLY` is none: it may mean that the file has been replaced."""
-SAY_S = 60.0
-"""Between two lines of the log about a holder that goes on."""
 
 
-def take(store: JournalStore, lock: FolderLock, length_s: float, *, shared: bool) -> Tenure:
-    """Take the folder's lease, once no other server can hold it. A length of 0 takes the folder from all former
-    holders, and needs no renewal. A folder that is `shared` is on a file system of a network.
-
-    A former holder on this machine that has let go of the lock is dead, so its lease is no more, unless the folder is
-    shared: one machine may have it twice, and each time with locks of its own. Raises
-    `FieldOutOfRange` if another server has the lock, and is on this machine or has no lease. Raises it too if there is
-    no room for what a lease needs: then none is taken.
-    """
-    if length_s:
-        store.make_news()
-    watch, here = Watch(), machine_id()
-    waits_since: float | None = None
-    said_at = 0.0
-    while True:
-        found = store.lease()
-        now = boot_time()  # after the look: see `Watch`
-        if found is None:
-            time.sleep(LOOK_S)
-            continue
-        is_here = bool(here) and found.machine == here and not shared
-        if not lock.is_held and (found.is_free or is_here):
-            raise lock.refusal()
-        left_s = 0.0 if found.is_free or is_here else watch.left_s(found, now)
-        if not left_s:
-            began, taken = boot_time(), found.next(secrets.token_hex(8), here, length_s)
-            if (found.is_free and not length_s) or store.take_lease(found, taken):
-                break
-            continue
-        if waits_since is None:
-            waits_since = said_at = now
-            logger.warning(
-                "a server on another machine has the lease of the state folder (epoch %d): the start waits %.1f s, or "
-                "for as long as that one renews it",
-                found.epoch,
-                left_s,
-            )
-        elif now - said_at > SAY_S:
-            said_at = now
-            logger.warning("the other server renews its lease: the start has waited %.0f s", now - waits_since)
-        time.sleep(min(left_s, LOOK_S))
-        if not lock.is_held:
-            lock.try_again()
-    if not lock.is_held:
-        lock.replace()
-    if not lock.is_held:
-        raise lock.refusal()
-    if waits_since is not None:
-        waited_s = boot_time() - waits_since
-        logger.warning("the state folder is taken over after %.1f s: epoch %d", waited_s, taken.epoch)
-    return Tenure(taken, began)
-
-
-class FolderLease:
+class FolderLease(Tenure):
     """A lease that is held, and renewed until `close`. Any thread may ask."""
 
-    def __init__(self, path: Path, tenure: Tenure, lock: FolderLock) -> None:
-        """`path` is the journal's, and `lock` is that of its folder."""
+    def __init__(self, path: Path, lease: Lease, began: float, lock: FolderLock) -> None:
+        """`path` is the journal's, `began` is a time before its lease was written, `lock` is that of its folder."""
+        super().__init__(lease, began)
         self._renewals = Renewals(path)
-        self._tenure = tenure
         self._lock = lock
-        self._length_s = tenure.lease.length_s
+        self._length_s = lease.length_s
         self._path = path
         self._opened = path.stat()  # before it is opened: a file that comes in between counts as another
         # Its own: a large commit of the journal must not hold up a renewal for longer than it has the file.
@@ -177,17 +272,7 @@ class FolderLease:
     @property
     def holds(self) -> bool:
         """Whether the server may answer for the sessions in the folder now."""
-        return boot_time() < self._tenure.ends_at
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether another server has taken the folder: this one must end."""
-        return self._tenure.is_lost
-
-    @property
-    def epoch(self) -> int:
-        """Its number."""
-        return self._tenure.lease.epoch
+        return boot_time() < self.ends_at
 
     def require(self) -> None:
         """Raise `Fenced` unless the server may answer for the sessions in the folder now."""
@@ -197,8 +282,8 @@ class FolderLease:
 
     def check(self, connection: sqlite3.Connection) -> None:
         """Raise `Fenced` unless the lease is held. In a transaction it holds until the end of that."""
-        if not find_lease(connection).is_of(self._tenure.lease):
-            self._lose()
+        if not find_lease(connection).is_of(self.lease):
+            self.lose()
         self.require()
 
     def let_renew(self) -> None:
@@ -212,7 +297,7 @@ class FolderLease:
         """Give the lease back: the next server need not wait."""
         self._closing.set()
         self._thread.join()
-        self._tenure.ends_at = 0.0
+        self.ends_at = 0.0
         try:
             if not self.is_lost:
                 with self._mine() as found:
@@ -245,9 +330,9 @@ class FolderLease:
                 logger.error("the lease of the state folder has run out, and no session is served: %s", error)
             return False
         if renewed is None:
-            self._lose()
+            self.lose()
             return False
-        self._tenure.renewed(renewed, began)
+        self.renewed(renewed, began)
         if self.holds and not self._lock.is_held:  # a former holder that woke up late has replaced it
             self._lock.replace()
         if self._has_lapsed and self.holds:
@@ -272,7 +357,7 @@ class FolderLease:
             if found is None:
                 return None
             self._renewals.write()
-        return self._tenure.lease
+        return self.lease
 
     @contextmanager
     def _mine(self) -> Iterator[Lease | None]:
@@ -282,9 +367,11 @@ class FolderLease:
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             found = find_lease(self._connection)
-            yield found if found.is_of(self._tenure.lease) else None
+            yield found if found.is_of(self.lease) else None
 
-    def _lose(self) -> None:
-        if not self._tenure.is_lost:
-            self._tenure.lose()
-            logger.critical("another server has taken the state folder; this one had epoch %d", self.epoch)
+    def lose(self) -> None:
+        """Note it, and say so once: this server must end."""
+        was_lost = self.is_lost
+        super().lose()
+        if not was_lost:
+            logger.critical("another server has taken the state folder; this one had epoch %d", self.lease.epoch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sqlite3
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -15,17 +14,15 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from app.domain.errors import FieldOutOfRange
-from app.domain.leases import NOBODYS, Lease
 from app.domain.values import ModelInfo, Phase, Residency
 from app.journal import tables
+from app.journal.lease import LEASE_TABLE, OUT_OF_REACH, Lease, Renewals, find_lease, put_lease
 from app.journal.migrations import FORMAT, OLDEST, bring_up_to_date, rename_tenants
 from app.journal.records import TOKEN_BYTES, Identity, SessionRecord, WriteBatch, moves
 from app.journal.tables import COLUMNS, Fence, Refused, write_batch
-from app.machine.files import counted, explain, make_private, sync
+from app.machine.files import counted, explain, make_private
 
 BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-OUT_OF_REACH = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
-"""The disk has failed, or a quota is used up: the file may be as whole as ever."""
 
 
 def unusable(path: Path, error: Exception) -> FieldOutOfRange:
@@ -61,68 +58,6 @@ def no_news(path: Path, error: OSError) -> FieldOutOfRange:
 def refusal(message: str) -> FieldOutOfRange:
     """A server cannot start with the journal in its `--state-dir`."""
     return FieldOutOfRange(message, param="state_dir")
-
-
-NEWS_NAME = "renewals"
-WORD_BYTES = 16
-NEWS_BYTES = 2 * WORD_BYTES
-"""Of the file: one word that never comes twice, in hexadecimal."""
-
-
-class Renewals:
-    """The file at `path`, beside the journal. Who renews or takes a lease holds the journal's write lock meanwhile. Who
-    only watches needs no lock, as the take looks again. `make` needs none either: its word is news too, and only makes
-    others wait longer.
-    """
-
-    def __init__(self, journal: Path) -> None:
-        self.path = journal.with_name(NEWS_NAME)
-
-    def make(self) -> None:
-        """Have the file, with its room on the disk. Raises `OSError`."""
-        make_private(self.path)
-        if self.path.stat().st_size != NEWS_BYTES:
-            self.path.write_text(secrets.token_hex(WORD_BYTES))
-        sync(self.path)
-        sync(self.path.parent)
-
-    def read(self) -> str:
-        """What is in the file; empty without a file. Raises `OSError`."""
-        try:
-            return self.path.read_bytes().hex()
-        except FileNotFoundError:
-            return ""
-
-    def write(self) -> None:
-        """Overwrite the file with another word, and flush it. Raises `OSError`, also if there is no such file."""
-        descriptor = os.open(self.path, os.O_WRONLY)  # never a new one: that needs room, and others may look at it
-        try:
-            os.pwrite(descriptor, secrets.token_hex(WORD_BYTES).encode(), 0)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-LEASE_TABLE = """
-CREATE TABLE IF NOT EXISTS lease (
-    id INTEGER PRIMARY KEY CHECK (id = 1), epoch INTEGER NOT NULL, holder TEXT NOT NULL, machine TEXT NOT NULL,
-    length_s REAL NOT NULL, renewals INTEGER NOT NULL
-) STRICT
-"""
-
-
-def find_lease(connection: sqlite3.Connection) -> Lease:
-    """The folder's lease."""
-    if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'lease'").fetchone() is None:
-        return NOBODYS
-    found = connection.execute("SELECT epoch, holder, machine, length_s, renewals FROM lease").fetchone()
-    return NOBODYS if found is None else Lease(*found)
-
-
-def put_lease(connection: sqlite3.Connection, lease: Lease) -> None:
-    """Write it into the row, in a transaction that has seen who holds the folder."""
-    fields = (lease.epoch, lease.holder, lease.machine, lease.length_s, lease.renewals)
-    connection.execute("REPLACE INTO lease VALUES (1, ?, ?, ?, ?, ?)", fields)
 
 
 T = TypeVar("T")

@@ -30,9 +30,9 @@ SOON_S = 30
 
 def be_on(machine: str, shared: bool) -> None:
     """Take the process to be on that machine, and its folder on a file system of several. Called in it, first."""
-    from app.journal import journal, lease
+    from app.journal import journal
 
-    setattr(lease, "machine_id", lambda: machine)  # noqa: B010 (they are no attributes to mypy)
+    setattr(journal, "machine_id", lambda: machine)  # noqa: B010 (they are no attributes to mypy)
     setattr(journal, "is_over_network", lambda folder: shared)  # noqa: B010
 
 

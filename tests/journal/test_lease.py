@@ -10,12 +10,10 @@ import pytest
 
 from app.backup import back_up
 from app.domain.errors import FieldOutOfRange, NotDurable
-from app.domain.leases import Lease
 from app.domain.values import SessionId
-from app.journal import lease
+from app.journal import journal as journals
 from app.journal.journal import FILE_NAME, Journal
-from app.journal.lease import FolderLease
-from app.journal.store import NEWS_BYTES, NEWS_NAME, find_lease
+from app.journal.lease import NEWS_BYTES, NEWS_NAME, FolderLease, Lease, find_lease
 from tests.file_sizes import largest_file
 from tests.journal.building import change, execute, histories, started
 
@@ -30,7 +28,7 @@ Take = Callable[..., Journal]
 def on(monkeypatch: pytest.MonkeyPatch) -> On:
 
     machines = ["one"]
-    monkeypatch.setattr(lease, "machine_id", lambda: machines[-1])
+    monkeypatch.setattr(journals, "machine_id", lambda: machines[-1])
     return machines.append
 
 
@@ -66,7 +64,7 @@ def renew(journal: Journal) -> bool:
 
 def lapse(journal: Journal) -> None:
     """So much time passes that it runs out."""
-    held(journal)._tenure.ends_at = 0.0
+    held(journal).ends_at = 0.0
 
 
 def found(folder: Path) -> Lease:
@@ -82,7 +80,7 @@ async def test_what_a_former_holder_writes_is_refused_whole(tmp_path: Path, on: 
     freeze(first)
     on("two")
     second = started(tmp_path, LONG_S)
-    assert (held(first).epoch, held(second).epoch) == (1, 2)
+    assert (held(first).lease.epoch, held(second).lease.epoch) == (1, 2)
     assert held(second).holds
     assert not held(first).holds
     assert not held(first).is_lost
@@ -108,7 +106,7 @@ def test_a_dead_holder_of_this_machine_is_not_waited_for(
     freeze(first)
     (tmp_path / "lock").unlink()  # of a process that has died
     second = take(tmp_path, LONG_S)
-    assert held(second).epoch == 2
+    assert held(second).lease.epoch == 2
     assert "waits" not in caplog.text
 
 
@@ -151,7 +149,7 @@ def test_a_renewal_whose_answer_was_lost_is_no_loss_and_an_end_in_order_no_wait(
     first.close()
     on("two")
     second = take(tmp_path, LONG_S)
-    assert held(second).epoch == 2
+    assert held(second).lease.epoch == 2
     assert "waits" not in caplog.text
 
 
@@ -161,7 +159,7 @@ def test_a_backup_is_nobodys(tmp_path: Path, take: Take, on: On) -> None:
     journal.close()
     on("two")
     copy = take(tmp_path / "copy", LONG_S)
-    assert held(copy).epoch == 1
+    assert held(copy).lease.epoch == 1
 
 
 NO_ROOM = NEWS_BYTES

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.domain.leases import NOBODYS, PATIENCE, Lease, Tenure, Watch
+from app.journal.lease import NOBODYS, PATIENCE, Lease, Tenure, Watch
 
 LENGTH_S = 10.0
 NAMES = ("a", "b", "c")
