@@ -75,7 +75,7 @@ from app.sessions.registry import SessionRegistry, take_notice
 from app.sessions.table import SessionTable
 from app.sessions.uploads import Uploads
 from app.settings import Settings
-from app.settings.values import named_by
+from app.settings.groups import named_by
 from app.telemetry.metrics import Metrics
 from app.tenants.tenancy import Tenancy
 from app.tenants.tenant import TenantMiddleware, import_limit

@@ -12,9 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from app.domain.homes import REPLICA_NAME
 from app.domain.text import is_loopback
 from app.domain.values import KVBudget, KVPolicy
-from app.settings.access import AccessSettings
-from app.settings.model import ModelSettings
-from app.settings.values import none_or_path
+from app.settings.groups import AccessSettings, ModelSettings, none_or_path
 
 DRAFT_TOKENS = 7
 """Most drafted tokens of one row: it has eight then, which attention on a CPU still takes one by one."""

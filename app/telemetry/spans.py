@@ -42,7 +42,7 @@ from app.domain.memory_map import SessionMemory
 from app.domain.values import Tier
 from app.logs import REQUEST, request_id
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
-from app.settings.values import TRACES_PATH
+from app.settings.groups import TRACES_PATH
 from app.telemetry.turn_metrics import CLOSE_S, TRACE_RESPONSE, TurnStart
 
 logger = logging.getLogger(__name__)
