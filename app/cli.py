@@ -77,7 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_flags(serving)
     add_cluster_flags(add_command(commands, "cluster", "several servers that act as one", run_cluster))
-    showing = add_command(commands, "demo", "serve a model to a dozen agents, and show them in the browser", _demo)
+    showing = add_command(commands, "demo", "serve a model to a dozen agents, and show them in the browser")
+    showing.set_defaults(run=lambda given: demo(given.model, port=given.port, opens=given.open))
     showing.add_argument(
         "--model",
         metavar="MODEL",
@@ -86,7 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     showing.add_argument("--port", type=int, metavar="PORT", default=0, help="port to listen on (default: a free one)")
     showing.add_argument("--open", action="store_true", help="open the page in the browser")
-    comparing = add_command(commands, "bench", "compare Djinn with the other installed servers", _bench)
+    comparing = add_command(commands, "bench", "compare Djinn with the other installed servers")
+    comparing.set_defaults(run=lambda given: bench(given.output, given.rivals, full=given.full))
     comparing.add_argument("--full", action="store_true", help="hours, with eighty agents (default: some minutes)")
     comparing.add_argument(
         "--rivals", metavar="PEER[,PEER...]", help="the other servers, or none (default: those that are installed)"
@@ -137,14 +139,6 @@ def _add_settings(command: OneLineParser, *settings: tuple[str, str]) -> None:
 
 def _serve(arguments: argparse.Namespace) -> int:
     return serve(settings_of(arguments), stands_by=arguments.standby, shared=arguments.shared_socket)
-
-
-def _demo(arguments: argparse.Namespace) -> int:
-    return demo(arguments.model, port=arguments.port, opens=arguments.open)
-
-
-def _bench(arguments: argparse.Namespace) -> int:
-    return bench(arguments.output, arguments.rivals, full=arguments.full)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

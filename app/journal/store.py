@@ -7,7 +7,7 @@ import sqlite3
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -209,7 +209,7 @@ class JournalStore:
         with self._flushed(), self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             self.fence(self._connection)
-            tables.put_identity(self._connection, identity)
+            self._connection.execute("REPLACE INTO identity VALUES (1, ?, ?, ?)", astuple(identity))
 
     @contextmanager
     def _flushed(self) -> Iterator[None]:

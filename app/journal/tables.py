@@ -229,11 +229,6 @@ def load_identity(connection: sqlite3.Connection) -> Identity | None:
     return Identity(*connection.execute("SELECT uuid, starts, attempt FROM identity").fetchone())
 
 
-def put_identity(connection: sqlite3.Connection, identity: Identity) -> None:
-    """Write it into the row."""
-    connection.execute("REPLACE INTO identity VALUES (1, ?, ?, ?)", (identity.uuid, identity.starts, identity.attempt))
-
-
 RESPONSE_TABLE = """
 CREATE TABLE response (id TEXT PRIMARY KEY, session TEXT NOT NULL, body TEXT NOT NULL) STRICT, WITHOUT ROWID;
 CREATE INDEX response_of_session ON response (session);

@@ -160,7 +160,7 @@ class History(Watcher):
             return
         usage = session.usage
         waits = {name: getattr(usage, name) for name in ("queue_ms", "restore_ms", "prefill_ms")}
-        minute = self._minute(session)
+        minute = self._minutes.setdefault((int(time.time() // 60), session.owner or ""), Minute())
         if session.is_agent:
             minute.agents.add(session.id)
         minute.late += seen.late_s is not None and seen.late_s > 0
@@ -263,9 +263,6 @@ class History(Watcher):
             return
         body = json.dumps({"kind": kind, **{name: value for name, value in told.items() if value is not None}})
         self._entries.append((time.time(), session.owner or "", session.id, body))
-
-    def _minute(self, session: Session) -> Minute:
-        return self._minutes.setdefault((int(time.time() // 60), session.owner or ""), Minute())
 
     def _write(self, entries: list[tuple[float, str, str, str]], minutes: list[tuple[int, str, float, str]]) -> None:
         with self._lock, self._connection:

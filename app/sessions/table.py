@@ -238,8 +238,8 @@ class SessionTable:
         Raises `FieldOutOfRange` unless `after` is None, or one of them: a session that is open or has closed lately. An
         id that names a server of a cluster is a place too: the list of all of them has others' sessions.
         """
-        if after is not None and home_of(after) is None and not (everybody and self._is_place_of_any(after)):
-            self._check_place(after, owner)
+        if after is not None and home_of(after) is None:
+            self._check_place(after, owner, everybody=everybody)
         found = sorted(
             session.id
             for session in self._open.values()
@@ -252,18 +252,16 @@ class SessionTable:
         )
         return [self._open[session_id] for session_id in found[:limit]]
 
-    def _check_place(self, session_id: SessionId, owner: str | None) -> None:
+    def _check_place(self, session_id: SessionId, owner: str | None, *, everybody: bool) -> None:
         session = self._open.get(session_id)
-        is_open = session is not None and session.owner == owner
-        if not is_open and session_id not in self._closed.get(owner, ()):
+        is_open = session is not None and (everybody or session.owner == owner)
+        closed = chain.from_iterable(self._closed.values()) if everybody else self._closed.get(owner, ())
+        if not is_open and session_id not in closed:
             raise FieldOutOfRange(
                 f"after must be the id of an open session, or of one of the last {self._limit} that closed; "
                 f"got '{session_id[:100]}'",
                 param="after",
             )
-
-    def _is_place_of_any(self, session_id: SessionId) -> bool:
-        return session_id in self._open or any(session_id in closed for closed in self._closed.values())
 
     def has(self, session_id: SessionId) -> bool:
         """Whether the session is open, anybody's."""

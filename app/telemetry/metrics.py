@@ -153,11 +153,8 @@ T = TypeVar("T", GaugeMetricFamily, CounterMetricFamily)
 def engine_metrics(memory: MemoryMap | None, *, is_up: bool) -> Iterator[Metric]:
     """Every metric that follows from the map; None: there is none now. `is_up`: there is an engine."""
     yield GaugeMetricFamily("djinn_engine_up", "0 while there is no engine, or it makes no progress", float(is_up))
-    if memory is not None:
-        yield from _memory_metrics(memory)
-
-
-def _memory_metrics(memory: MemoryMap) -> Iterator[Metric]:
+    if memory is None:
+        return
     used, stack = memory.device.owned_bytes / memory.device.total_bytes, memory.stack
     for name, about, gauge in (
         ("djinn_sessions", "Open sessions", memory.sessions),

@@ -287,12 +287,6 @@ SPEAKS_FOR_ITSELF = {
 for spans that find no room in the queue, and with what a caller's header says."""
 
 
-def hush() -> None:
-    """Keep the packages' own lines about each failure out of the log."""
-    for name, level in SPEAKS_FOR_ITSELF.items():
-        logging.getLogger(name).setLevel(level)
-
-
 class QuietExporter(SpanExporter):
     """Sends spans through another exporter. Called on the thread of the batch processor only."""
 
@@ -342,7 +336,8 @@ class SpanTraces:
         )
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("djinn", own, schema_url=SCHEMA_URL)
-        hush()
+        for name, level in SPEAKS_FOR_ITSELF.items():
+            logging.getLogger(name).setLevel(level)
 
     def begin(self, turn: TurnStart) -> TurnSpan | None:
         """Begin the span of a turn that the task's request has asked for; None if it is not sampled."""

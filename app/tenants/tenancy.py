@@ -83,10 +83,6 @@ class _Tenant(WireModel):
     role: Annotated[Role, Field(strict=False)] = Role.USER
     limits: _Limits = _Limits()
 
-    def to_tenant(self) -> Tenant:
-        keys = tuple(Key(key.sha256, key.not_before, key.not_after) for key in self.keys)
-        return Tenant(self.name, keys, self.role, Limits(**self.limits.model_dump()))
-
 
 class _File(WireModel):
     tenants: list[_Tenant] = Field(min_length=1)
@@ -157,7 +153,10 @@ def read_tenants(path: Path) -> tuple[Tenant, ...]:
             words = "64 lowercase hexadecimal digits: `djinn keys new` prints them with the key"  # it may be the key
         raise _refusal(path, f"{field}: {words}" if field else f"the file must be {words}") from error
     _check_unique(path, found)
-    return tuple(tenant.to_tenant() for tenant in found.tenants)
+    return tuple(
+        Tenant(each.name, tuple(Key(**dict(key)) for key in each.keys), each.role, Limits(**dict(each.limits)))
+        for each in found.tenants
+    )
 
 
 def _check_unique(path: Path, file: _File) -> None:

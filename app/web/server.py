@@ -362,11 +362,6 @@ class Server(uvicorn.Server):
             connection, self.table, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
 
-    def close_port(self) -> None:
-        """Take no more connections; those that are open stay. A second call does nothing."""
-        while self._listeners:
-            self._listeners.pop().close()
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain, then close. While it drains the port still answers, so that `/ready` can say 503."""
         cluster, settings = self._services.cluster, self._services.settings
@@ -383,7 +378,8 @@ class Server(uvicorn.Server):
             await asyncio.wait({draining}, timeout=0.1)
             self._end_if_fenced()
         draining.cancel()
-        self.close_port()
+        while self._listeners:  # those that are open stay
+            self._listeners.pop().close()
         if cluster is not None:  # answers of others pass here as long as turns here could run
             while cluster.hops.passing_on and not self.force_exit and time.monotonic() < began + timeout_s:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
