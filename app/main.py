@@ -159,7 +159,7 @@ def middleware(
     audit = [] if tenancy.audit is None else [tenancy.audit.record]
     records = [*([log_access] if settings.access_log else []), *audit]
     sites = Sites(settings.answered_hosts, settings.cors_origins, needs_key=settings.needs_key)
-    rights = [each for each in (lease, None if cluster is None else cluster.membership) if each is not None]
+    rights = [each.require for each in (lease, None if cluster is None else cluster.membership) if each is not None]
     gate = [Middleware(LeaseGate, rights=rights)] if rights else []
     # Before the gates for clients: other servers have no key of a tenant.
     doors: list[Middleware] = []

@@ -15,7 +15,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 from urllib.parse import SplitResult, quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -274,26 +273,13 @@ OF_SESSIONS = "/v1/"
 """What is below tells of sessions, or changes them. The rest tells of the server itself, or keeps nothing."""
 
 
-class Right(Protocol):
-    """What a server needs to answer for its sessions."""
-
-    @property
-    def holds(self) -> bool:
-        """Whether it has it."""
-        ...
-
-    def require(self) -> None:
-        """Raise `Fenced` unless it has it."""
-        ...
-
-
 class LeaseGate:
     """Lets a request pass while the server may answer for its sessions, and its answer too: a process can be frozen
     between the two. What has begun is cut off, so that no client takes it for whole.
     """
 
-    def __init__(self, app: ASGIApp, rights: Sequence[Right]) -> None:
-        """`rights` are all that it needs: the lease of its folder, its name in a cluster."""
+    def __init__(self, app: ASGIApp, rights: Sequence[Callable[[], None]]) -> None:
+        """`rights` raise `Fenced` unless it has all that it needs: the lease of its folder, its name in a cluster."""
         self.app = app
         self._rights = rights
 
@@ -302,12 +288,6 @@ class LeaseGate:
         if scope["type"] == "lifespan" or not scope["path"].startswith(OF_SESSIONS):
             await self.app(scope, receive, send)
             return
-        try:
-            for each in self._rights:
-                each.require()
-        except Fenced as error:
-            await error_response(error, scope)(scope, receive, send)
-            return
         has_begun = is_over = False
 
         async def send_held(message: Message) -> None:
@@ -315,18 +295,26 @@ class LeaseGate:
             nonlocal has_begun, is_over
             if is_over:
                 return
-            if all(each.holds for each in self._rights):
+            try:
+                self._require()
+            except Fenced:
+                is_over = True
+            if not is_over:
                 has_begun = True
                 await send(message)
-                return
-            is_over = True
-            await self._end(scope, receive, send, has_begun=has_begun)
+            elif scope["type"] == "websocket":
+                await close_socket(send, TRY_AGAIN_LATER, Fenced.code)
+            else:
+                error = Fenced("the lease of the state folder ran out meanwhile: whether this was done is not known")
+                await end_with(error, scope, receive, send, has_begun=has_begun)
 
-        await self.app(scope, receive, send_held)
-
-    async def _end(self, scope: Scope, receive: Receive, send: Send, *, has_begun: bool) -> None:
-        if scope["type"] == "websocket":
-            await close_socket(send, TRY_AGAIN_LATER, Fenced.code)
+        try:
+            self._require()
+        except Fenced as error:
+            await error_response(error, scope)(scope, receive, send)
         else:
-            error = Fenced("the lease of the state folder ran out meanwhile: whether this was done is not known")
-            await end_with(error, scope, receive, send, has_begun=has_begun)
+            await self.app(scope, receive, send_held)
+
+    def _require(self) -> None:
+        for require in self._rights:
+            require()
