@@ -63,25 +63,20 @@ def attempt(
     A journal that `has_failed` has to prove that it can be written again: what is left of a change that was taken back
     may need no room at all.
     """
-    outcome = _attempt(store, batch, free_bytes)
-    if not has_failed or outcome.failure is not None:
-        return outcome
-    try:
-        _require_room(SMALL_BYTES, free_bytes())
-        store.prove_writable()
-    except Exception as error:
-        return replace(outcome, failure=str(error), is_full=_is_full(error))
-    return outcome
-
-
-def _attempt(store: JournalStore, batch: WriteBatch, free_bytes: Callable[[], int]) -> Outcome:
     try:
         _require_room(sum(map(bytes_of, batch.values())), free_bytes())
-        return Outcome(refused=store.apply(batch))
+        outcome = Outcome(refused=store.apply(batch))
     except Exception as error:  # whatever it is, those who wait must hear of it
         if not _is_full(error):
             return Outcome(delayed=dict.fromkeys(batch, str(error)), failure=str(error))
-        return _one_by_one(store, batch, free_bytes)
+        outcome = _one_by_one(store, batch, free_bytes)
+    if has_failed and outcome.failure is None:
+        try:
+            _require_room(SMALL_BYTES, free_bytes())
+            store.prove_writable()
+        except Exception as error:
+            return replace(outcome, failure=str(error), is_full=_is_full(error))
+    return outcome
 
 
 def _one_by_one(store: JournalStore, batch: WriteBatch, free_bytes: Callable[[], int]) -> Outcome:

@@ -79,23 +79,12 @@ def from_json(kind: type[T], text: str, swap: Swap) -> tuple[T, ...]:
     return tuple(swapped(each, swap) for each in _FORMS[kind].validate_json(text))
 
 
-_UPLOADS: dict[UploadKind, TypeAdapter[Any]] = {
+UPLOADS: dict[UploadKind, TypeAdapter[Any]] = {
     UploadKind.DICTIONARY: TypeAdapter(Dictionary),
     UploadKind.LENS: TypeAdapter(Translators),
     UploadKind.PROBE: TypeAdapter(StoredProbe),
 }
-
-
-def upload_to_json(kind: UploadKind, upload: Any) -> str:
-    """What an upload with a file is, as text."""
-    return _UPLOADS[kind].dump_json(upload).decode()
-
-
-def upload_from_json(kind: UploadKind, text: str) -> Any:
-    """What `upload_to_json` wrote. Raises `ValueError` for anything else."""
-    return _UPLOADS[kind].validate_json(text)
-
-
+"""What an upload with a file is, as text."""
 TOKEN_BYTES = 4
 """A token id is an unsigned 32-bit integer in the machine's byte order: an item of `array("I")`."""
 

@@ -179,13 +179,13 @@ class JournalStore:
             histories = {record.id: array("I") for record in records}
             for session, position, ids in self._connection.execute("SELECT * FROM tokens ORDER BY session, position"):
                 if session not in histories or position != len(histories[session]) or len(ids) % TOKEN_BYTES:
-                    raise self._damaged(f"the history of session {session} is not whole at token {position}")
+                    raise damaged(self._path, f"the history of session {session} is not whole at token {position}")
                 histories[session].frombytes(ids)
         except (sqlite3.DatabaseError, ValueError) as error:
             raise unusable(self._path, error) from error
         for session, history in histories.items():
             if max(history, default=0) >= model.vocab_size:
-                raise self._damaged(f"the history of session {session} has tokens that the model does not have")
+                raise damaged(self._path, f"the history of session {session} has tokens that the model does not have")
         return [(record, histories[record.id]) for record in sorted(records, key=lambda record: record.id)]
 
     def read(self, load: Callable[[sqlite3.Connection], T]) -> T:
@@ -276,10 +276,10 @@ class JournalStore:
 
     def _check(self) -> None:
         if (found := self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-            raise self._damaged(found)
+            raise damaged(self._path, found)
         version = self._connection.execute("PRAGMA user_version").fetchone()[0]
         if version != FORMAT and not self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
-            raise self._damaged("it has no tables")
+            raise damaged(self._path, "it has no tables")
         if not OLDEST <= version <= FORMAT:
             age = "a newer" if version > FORMAT else "an older"
             raise refusal(
@@ -314,7 +314,7 @@ class JournalStore:
         if theirs == ours or not (sessions or uploads):
             return
         if theirs is None:
-            raise self._damaged("it lacks the model of its sessions")
+            raise damaged(self._path, "it lacks the model of its sessions")
         held = f"{counted(sessions, 'session')} and {counted(uploads, 'upload')}"
         sizes = "vocabulary {1}, {2} layers of {3}"
         raise refusal(
@@ -336,9 +336,6 @@ class JournalStore:
             "SELECT name, vocab_size, layers, hidden FROM model"
         ).fetchone()
         return found
-
-    def _damaged(self, why: str) -> FieldOutOfRange:
-        return damaged(self._path, why)
 
 
 def _identity(model: ModelInfo) -> tuple[object, ...]:

@@ -17,6 +17,7 @@ from app.domain.uploads import Dictionary, StoredProbe, Translators, Upload, Upl
 from app.domain.values import FinishReason, SessionId, TurnUsage
 from app.journal.records import (
     TOKEN_BYTES,
+    UPLOADS,
     Change,
     Departed,
     DoneTurn,
@@ -33,8 +34,6 @@ from app.journal.records import (
     describe,
     from_json,
     to_json,
-    upload_from_json,
-    upload_to_json,
 )
 
 TENSOR_TABLE = "CREATE TABLE tensor (digest BLOB PRIMARY KEY, data BLOB NOT NULL) STRICT;"
@@ -140,7 +139,7 @@ def put_upload(connection: sqlite3.Connection, key: UploadKey, upload: Upload | 
     if isinstance(upload, TensorData):
         body, tensor = json.dumps({"dtype": upload.dtype, "shape": upload.shape}), tensors.put(upload.data)
     else:
-        body = upload_to_json(key.kind, upload)
+        body = UPLOADS[key.kind].dump_json(upload).decode()
     connection.execute(
         "INSERT INTO upload VALUES (?, ?, ?, ?, ?) "
         "ON CONFLICT DO UPDATE SET body = excluded.body, tensor = excluded.tensor",
@@ -160,7 +159,7 @@ def load_uploads(connection: sqlite3.Connection) -> dict[UploadKey, Upload]:
             said = json.loads(body)
             found[UploadKey(owner or None, kind, name)] = TensorData(said["dtype"], tuple(said["shape"]), data(tensor))
         else:
-            found[UploadKey(owner or None, kind, name)] = upload_from_json(kind, body)
+            found[UploadKey(owner or None, kind, name)] = UPLOADS[kind].validate_json(body)
     return found
 
 
