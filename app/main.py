@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Depends, FastAPI
@@ -301,14 +302,6 @@ def prepare(settings: Settings, process: EngineProcess) -> None:
     gc.freeze()
 
 
-def _beside_journal(settings: Settings, room: DiskRoom, name: str) -> tuple[Path | None, DiskRoom]:
-    """The folder of that name in the state folder, and the room of its disk; None: there is no state folder."""
-    if settings.state_dir is None:
-        return None, room
-    folder = settings.state_dir.expanduser() / name
-    return folder, room.beside(folder)
-
-
 def _secret(settings: Settings) -> bytes | None:
     """What seals are made with: that of the cluster, or of the state folder; None: one of this process."""
     key, folder = settings.cluster_key_file, settings.state_dir
@@ -362,10 +355,11 @@ def create_app(
         registry, journal, limit=settings.max_responses, max_bytes=int(settings.max_responses_bytes)
     )
     responses.restore(restored)
-    spool = Spool(*_beside_journal(settings, room, "tmp"), int(settings.max_spool_bytes))
-    file_store = FileStore(*_beside_journal(settings, room, "files"), int(settings.max_files_bytes))
+    temporary = ExitStack()  # of a server without a state folder
+    kept = (settings.state_dir or Path(temporary.enter_context(TemporaryDirectory(prefix="djinn-")))).expanduser()
+    spool, kept_files, uploaded = ((kept / name, room.beside(kept / name)) for name in ("tmp", "files", "uploads"))
+    file_store = FileStore(*kept_files, int(settings.max_files_bytes))
     metrics.files_bytes.set_function(lambda: file_store.total_bytes)
-    uploaded = _beside_journal(settings, room, "uploads")
     kept_uploads = Uploads(journal, executor, *uploaded, int(settings.max_upload_bytes), keeper.room)
     lease = None if journal is None else journal.lease
     places, max_line_bytes = Places(table.foreground_runs), int(settings.max_request_bytes)
@@ -397,7 +391,7 @@ def create_app(
         responses=responses,
         background=BackgroundResponses(),
         threads=Threads(),
-        spool=spool,
+        spool=Spool(*spool, int(settings.max_spool_bytes)),
         side_work=registry.side_work,
         uploads=kept_uploads,
         tenancy=tenancy,
@@ -414,7 +408,7 @@ def create_app(
         started_at=int(time.time()),
     )
     around_routes = middleware(settings, tenancy, lease, cluster, keeper.keyed, metrics)
-    return _served(services, partial(running, services, restored, journal, room, traces), around_routes)
+    return _served(services, partial(running, services, restored, journal, room, traces, temporary), around_routes)
 
 
 def _served(services: Services, lifespan: Lifespan[Any], around_routes: Sequence[Middleware]) -> FastAPI:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -36,14 +36,16 @@ async def running(
     journal: Journal | None,
     room: DiskRoom,
     traces: SpanTraces | None,
+    temporary: ExitStack,
     app: FastAPI,
 ) -> AsyncIterator[None]:
     """The life of the application: what began last ends first. `restored` are the journal's sessions. `room` is that of
-    files beside the journal.
+    files beside the journal; `temporary` has the folder of files where there is no journal.
     """
     registry, tenancy, cluster = services.sessions, services.tenancy, services.cluster
     executor, table, kv_dir = registry.executor, registry.table, services.settings.engine().kv_dir
     async with AsyncExitStack() as ends:
+        ends.callback(temporary.close)
         ends.callback(tenancy.close)
         ends.push_async_callback(services.history.close)
         if traces is not None:
@@ -59,7 +61,6 @@ async def running(
         ends.push_async_callback(executor.stop)
         with suppress(EngineRestarting):  # the next engine loads them
             await services.uploads.load_all()
-        ends.callback(services.uploads.close)
         await restore(registry, restored)
         if cluster is not None:
             await ends.enter_async_context(cluster.running(services.require_ready))
@@ -69,7 +70,6 @@ async def running(
             endless.append(guard_disk(executor, journal, room))  # KV files share the journal's disk
         for work in endless:
             ends.push_async_callback(_end, asyncio.create_task(work))
-        ends.callback(services.files.close)
         services.batches.start(app.state.inside)
         ends.push_async_callback(services.batches.close)
         services.activation_jobs.resume()

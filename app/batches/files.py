@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
@@ -102,12 +101,9 @@ class FileStore:
     several files leaves as much to others as it takes. Used on the event loop. Other threads read and write contents.
     """
 
-    def __init__(self, folder: Path | None, room: DiskRoom, max_bytes: int) -> None:
-        """Load the files in `folder`. None: a folder that goes with this object. `room` is that on its disk. Raises
-        `FieldOutOfRange` if the folder cannot be written to.
-        """
-        self._temporary = tempfile.TemporaryDirectory(prefix="djinn-files-") if folder is None else None
-        self.folder = folder or Path(self._temporary.name if self._temporary else "")
+    def __init__(self, folder: Path, room: DiskRoom, max_bytes: int) -> None:
+        """Load the files in `folder`. `room` is that on its disk. Raises `FieldOutOfRange` unless it can be written."""
+        self.folder = folder
         self._room = room
         self._max_bytes = max_bytes
         self._kept: dict[str, _Kept] = {}
@@ -217,11 +213,6 @@ class FileStore:
         for part in self.folder.glob(f"*{PART}"):
             if part.stem not in known:
                 part.unlink()
-
-    def close(self) -> None:
-        """Remove a folder that is only this object's."""
-        if self._temporary is not None:
-            self._temporary.cleanup()
 
     def _load(self) -> None:
         found = []

@@ -77,13 +77,9 @@ class Spool:
     bytes.
     """
 
-    def __init__(self, folder: Path | None, room: DiskRoom, max_bytes: int) -> None:
-        """None: wherever the system keeps temporary files. Removes what a crash left in `folder`.
-
-        Raises `FieldOutOfRange` if the folder cannot be written to.
-        """
-        if folder is not None:
-            _clear(folder)
+    def __init__(self, folder: Path, room: DiskRoom, max_bytes: int) -> None:
+        """Removes what a crash left in `folder`. Raises `FieldOutOfRange` if the folder cannot be written to."""
+        _clear(folder)
         self._folder = folder
         self._room = room
         self._files = Budget(MAX_FILES, _too_many)

@@ -7,7 +7,6 @@ import hashlib
 import logging
 import os
 import secrets
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -52,20 +51,18 @@ class Uploads:
         self,
         journal: Journal | None,
         executor: EngineExecutor,
-        folder: Path | None,
+        folder: Path,
         disk: DiskRoom,
         max_bytes: int,
         room: JournalRoom | None = None,
     ) -> None:
-        """Takes up what the journal has, which must have been loaded. Files are in `folder` (None: where the system
-        keeps temporary files), on `disk`; all of them have at most `max_bytes`. `room` is that on the journal's disk.
+        """Takes up what the journal has, which must have been loaded. Files are in `folder` on `disk`; all of them have
+        at most `max_bytes`. `room` is that on the journal's disk.
 
         Raises `FieldOutOfRange` if the folder cannot be written to.
         """
-        self._journal, self._executor, self._disk = journal, executor, disk
+        self._journal, self._executor, self._disk, self._folder = journal, executor, disk, folder
         self._room = room or JournalRoom(None)
-        self._temporary = tempfile.TemporaryDirectory(prefix="djinn-uploads-") if folder is None else None
-        self._folder = Path(self._temporary.name) if self._temporary is not None else Path(folder or "")
         try:
             make_writable(self._folder, 0o700)
         except OSError as error:
@@ -228,11 +225,6 @@ class Uploads:
                 return read(opened)
         except (OSError, SafetensorError) as error:
             raise NotFound("the file of the upload is missing or damaged: upload it again") from error
-
-    def close(self) -> None:
-        """Remove a folder that is only this object's."""
-        if self._temporary is not None:
-            self._temporary.cleanup()
 
     def _require_place(self, key: UploadKey) -> None:
         mine = self.owned_by(key.owner, key.kind)
