@@ -115,7 +115,7 @@ class CommandHandler:
     @property
     def is_looking(self) -> bool:
         """Whether looks into the model are under way, which go on while there are no steps."""
-        return self._whitebox.gaps.looks > 0
+        return bool(self._whitebox.gaps.looks)
 
     def handle(self, command: Command) -> list[Event]:
         """Carry out one command and answer it, or begin to. One that fails is answered by `Failed`.

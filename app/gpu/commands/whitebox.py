@@ -8,6 +8,7 @@ import math
 import sys
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -73,15 +74,17 @@ AT_ONCE_S = 0.02
 
 
 class Gaps:
-    """Lets looks into the model go on between steps. Each is done in parts, as many as its share of the time allows."""
+    """Lets looks into the model go on between steps. Each is done in parts, as many as its share of the time allows.
+    Tenants have equal shares, and so have the looks of one tenant.
+    """
 
     def __init__(self) -> None:
-        self.looks = 0
-        """Those that are not done yet."""
+        self.looks = Counter[str]()
+        """How many of each tenant are not done yet."""
         self._saved_s = 0.0
         """What all looks together may take. It is below zero after a long part."""
         self._each_s = 0.0
-        """What each of them may take before the next step."""
+        """What those of each tenant may take before the next step."""
         self._opened_at = -math.inf
         self._is_busy = False
 
@@ -92,17 +95,17 @@ class Gaps:
         self._opened_at = now
         if not is_busy:
             self._saved_s = max(AT_ONCE_S, self._saved_s)
-        self._each_s = self._saved_s / max(1, self.looks)
+        self._each_s = self._saved_s / max(1, len(self.looks))
 
-    def do(self, parts: InParts[T], is_wanted: Callable[[], bool]) -> Generator[None, None, T]:
+    def do(self, parts: InParts[T], tenant: str, is_wanted: Callable[[], bool]) -> Generator[None, None, T]:
         """Do all parts; returns their result. Yields when a gap is over, or when the device has to finish a part first.
         Raises `WrongState` once `is_wanted` says no.
         """
-        self.looks += 1
+        self.looks[tenant] += 1
         left_s = 0.0
         try:
             while is_wanted():
-                left_s = min(left_s, 0.0) + max(0.0, min(self._each_s, self._saved_s))
+                left_s = min(left_s, 0.0) + max(0.0, min(self._each_s / self.looks[tenant], self._saved_s))
                 while left_s > 0:
                     began = time.perf_counter()
                     try:
@@ -120,7 +123,7 @@ class Gaps:
                         self._saved_s -= took_s
                 yield
         finally:
-            self.looks -= 1
+            self.looks -= Counter([tenant])
         raise WrongState("the session or its map has been closed meanwhile")
 
 
@@ -177,7 +180,8 @@ class Whitebox:
         first, end = _chosen(checkpoint, command.positions)
         token_ids, hidden = tuple(sequence.tokens[first:end]), checkpoint.hidden
         cells = [(checkpoint.layer, at, hidden, at - checkpoint.first) for at in range(first, end)]
-        found = yield from self.gaps.do(self._runner.look(cells, LensAsk(command.top_k)), lambda: not sequence.closed)
+        parts = self._runner.look(cells, LensAsk(command.top_k))
+        found = yield from self.gaps.do(parts, sequence.tenant, lambda: not sequence.closed)
         return replace(found, first=first, token_ids=token_ids)
 
     def open_map(
@@ -210,7 +214,7 @@ class Whitebox:
     def _while_open(self, sequence: TokenSequence, parts: InParts[T]) -> Generator[None, None, T]:
         """A look at the session's map, which ends with it."""
         cells = sequence.map
-        return self.gaps.do(parts, lambda: sequence.map is cells and not sequence.closed)
+        return self.gaps.do(parts, sequence.tenant, lambda: sequence.map is cells and not sequence.closed)
 
     def _read_attribution(
         self, sequence: TokenSequence, command: messages.Attribute
