@@ -25,8 +25,8 @@ from app.cluster.hop import GONE, Hops, content_of, moved_to, not_done
 from app.cluster.owners import OWNED, About, Owner, Owners, Target, is_turn, target_of
 from app.cluster.sockets import ANSWER_S, pass_socket
 from app.cluster.wires import Headers
-from app.domain.errors import DjinnError, ReplicaAway, ReplicaLost, ReplicaMoving, TooLarge
-from app.web.errors import end_with
+from app.domain.errors import DjinnError, ReplicaAway, ReplicaLost, ReplicaMoving
+from app.web.errors import end_with, known_error
 from app.web.middleware import HOP
 
 PATIENCE_S = 20.0
@@ -139,8 +139,7 @@ class Forwarding:
         except (DjinnError, HTTPException) as raised:
             if type(raised) in FAILED:
                 self._count(scope, target, FAILED[type(raised)])
-            error = raised if isinstance(raised, DjinnError) else TooLarge(raised.detail)
-            await end_with(error, scope, receive, send, has_begun=has_begun)
+            await end_with(known_error(raised, scope), scope, receive, send, has_begun=has_begun)
 
     async def _ask_every(self, scope: Scope, body: Body, send: Send) -> None:
         """Ask every replica in turn; asking twice does no harm. The answer is that of the first replica that refuses,

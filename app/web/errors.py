@@ -247,6 +247,19 @@ FROM_STATUS: dict[int, type[DjinnError]] = {
 """What the framework's own exceptions mean here."""
 
 
+def known_error(error: Exception, scope: Mapping[str, Any]) -> DjinnError:
+    """What the client is told of an exception of the framework, or of whoever reads its body."""
+    if isinstance(error, DjinnError):
+        return error
+    assert isinstance(error, HTTPException)
+    if isinstance(error.__cause__, DjinnError):
+        return error.__cause__  # FastAPI wraps whatever reading a body raises
+    meaning = FROM_STATUS.get(error.status_code, EngineError)
+    reason = f"{error.detail}: {error.__cause__}" if error.__cause__ else error.detail
+    hint = "; GET /docs shows all routes" if meaning is NotFound else ""
+    return meaning(f"{scope['method']} {scope['path']}: {reason}{hint}")
+
+
 def error_response(error: DjinnError, scope: Mapping[str, Any]) -> Response:
     """The answer to the request of an ASGI `scope`, which failed with `error`."""
     headers = dict(error.headers)
@@ -300,17 +313,11 @@ def install_error_handlers(app: FastAPI) -> None:
     async def on_error(request: Request, error: Exception) -> Response:
         if isinstance(error, RequestValidationError):
             error = describe_validation(request, error)
-        elif isinstance(error.__cause__, DjinnError) and isinstance(error, HTTPException):
-            error = error.__cause__  # FastAPI wraps whatever reading a body raises
-        if isinstance(error, DjinnError):
-            return error_response(error, request.scope)
-        assert isinstance(error, HTTPException)
-        meaning = FROM_STATUS.get(error.status_code, EngineError)
-        reason = f"{error.detail}: {error.__cause__}" if error.__cause__ else error.detail
-        hint = "; GET /docs shows all routes" if meaning is NotFound else ""
-        response = error_response(meaning(f"{request.method} {request.url.path}: {reason}{hint}"), request.scope)
-        response.headers.update(error.headers or {})
-        if meaning is MethodNotAllowed:
+        known = known_error(error, request.scope)
+        response = error_response(known, request.scope)
+        if isinstance(error, HTTPException):
+            response.headers.update(error.headers or {})
+        if isinstance(known, MethodNotAllowed):
             response.headers["Allow"] = ", ".join(_allowed_methods(request))
         return response
 

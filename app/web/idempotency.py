@@ -14,9 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.domain.errors import BadRequest, DjinnError, KeyReused, MalformedRequest, TooLarge
+from app.domain.errors import BadRequest, DjinnError, KeyReused, MalformedRequest
 from app.sessions.keyed import KeptAnswer, KeyedRequest, KeyedRequests
-from app.web.errors import error_response
+from app.web.errors import error_response, known_error
 from app.web.middleware import SESSION_HEADER, TOKEN_HEADER
 from app.web.sse import disconnected
 
@@ -56,7 +56,7 @@ class IdempotencyMiddleware:
             try:
                 body = await Request(scope, receive).body()
             except HTTPException as error:
-                raise TooLarge(error.detail) from error
+                raise known_error(error, scope) from error
             except ClientDisconnect:
                 return
             await self._answer(scope, key, body, receive, send)

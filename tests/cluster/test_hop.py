@@ -14,7 +14,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from tests.cluster.doors import Door, Known, serving_door, serving_stub
-from tests.cluster.pair import Pair, named
+from tests.cluster.pair import MODEL, Pair, behind, code, named
+from tests.durability.restarting import open_session
 from tests.waiting import PATIENCE_S, wait_until
 
 SESSION = "ses_a_" + "0" * 36
@@ -173,7 +174,13 @@ def test_an_answer_that_ends_in_the_middle_is_not_taken_for_a_whole_one(stub_doo
     assert httpx.get(_url(stub_door, "fine")).text == "fine"
 
 
-MODEL = "tiny-llama"
+def test_a_body_that_cannot_be_read_is_refused_alike_at_each_server(servers: Pair) -> None:
+    path, packed = f"/v1/sessions/{open_session(servers.a)}/generate", {"Content-Encoding": "gzip"}
+    with behind(servers) as b:
+        for headers in (packed, {**packed, "Idempotency-Key": "x"}):
+            answers = [http.post(path, content=b"not packed", headers=headers) for http in (servers.a, b)]
+            assert [code(each) for each in answers] == [(400, "malformed_request")] * 2
+            assert answers[0].content == answers[1].content
 
 
 @pytest.mark.parametrize("at", ["a", "b"])
