@@ -8,14 +8,15 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
 import orjson
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from app.batches.files import ExpiresAfter
 from app.domain.errors import DjinnError
 from app.web.bodies import read_json
+from app.web.errors import clean
 from app.wire.base import QueryModel, page_shape
 from app.wire.calls import OpenBody
 from app.wire.sessions import Metadata
@@ -43,13 +44,17 @@ class BatchBody(OpenBody):
     output_expires_after: ExpiresAfter | None = Field(None, description="when the files of results go by themselves")
 
 
+Shown = Annotated[str, AfterValidator(clean)]
+"""What may have a client's own text in it."""
+
+
 class BatchProblem(BaseModel):
     """Why the file was refused. `line` counts from 1."""
 
     code: str
     line: int | None = None
-    message: str
-    param: str | None = None
+    message: Shown
+    param: Shown | None = None
 
 
 class BatchProblems(BaseModel):

@@ -55,6 +55,7 @@ from app.sessions.uploads import Uploads
 from app.tenants.tenancy import Tenancy
 from app.text.generation import whole_pieces
 from app.text.tokenizer import Tokens
+from app.web.errors import clean
 from app.wire.base import LongList, TokenId, WireModel, page_shape
 from app.wire.breakpoints import TopFeaturesBody
 from app.wire.tensors import file_parts, to_float32
@@ -424,7 +425,7 @@ class Reader:
         try:
             await self.registry.side_work.run(owner, self._choose, record, prompt, wanted, "prompt")
         except DjinnError as error:
-            record.error = error.message
+            record.error = clean(error.message)
 
     async def fill(self, owner: str | None, record: Record, wanted: Wanted) -> None:
         """Read a prompt of a job: again, if the server could not do it now. What is wrong with it becomes its error."""
@@ -434,7 +435,7 @@ class Reader:
             except DjinnError as error:
                 wait_s = min(LONGEST_WAIT_S, float(error.retry_after_s or 1))
                 if error.status not in AGAIN and not self.registry.table.draining:
-                    record.error = error.message
+                    record.error = clean(error.message)
                     return None
             await asyncio.sleep(wait_s)
         return None

@@ -81,7 +81,7 @@ def error_answer(error: DjinnError, scope: Mapping[str, Any]) -> tuple[int, byte
 def error_body(error: DjinnError) -> bytes:
     """The error as JSON, as the OpenAI API has it, and what else the error carries."""
     body = error.body()
-    return orjson.dumps({**body, "error": {name: value and _clean(value) for name, value in body["error"].items()}})
+    return orjson.dumps({**body, "error": {name: value and clean(value) for name, value in body["error"].items()}})
 
 
 def messages_error_body(error: DjinnError, request_id: str | None) -> bytes:
@@ -89,7 +89,7 @@ def messages_error_body(error: DjinnError, request_id: str | None) -> bytes:
     status = _messages_status(error)
     kind = MESSAGES_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     message = _context_words(error) if isinstance(error, ContextTooLong) else error.message
-    detail: dict[str, Any] = {"type": kind, "message": _clean(message)}
+    detail: dict[str, Any] = {"type": kind, "message": clean(message)}
     if isinstance(error, ThreadNotFound):
         detail["details"] = {"error_code": error.code}  # by which SDKs know what to do
     return orjson.dumps({"type": "error", "error": detail, "request_id": request_id})
@@ -122,7 +122,7 @@ def _messages_status(error: DjinnError) -> int:
     return OVERLOADED if error.status == Draining.status else error.status
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Cuts what a client sent at length; its lone surrogates become question marks: UTF-8 has none. What would turn the
     direction of a text, or move a terminal's cursor, is shown as the log shows it.
     """
@@ -291,7 +291,7 @@ def closable(code: int | None) -> int:
 
 async def close_socket(send: Send, code: int, reason: str) -> None:
     """Close a client's WebSocket, if that is still there."""
-    cut = reason.encode()[:120].decode(errors="ignore")  # RFC 6455, 5.5: 123 bytes
+    cut = clean(reason).encode()[:123].decode(errors="ignore")  # RFC 6455, 5.5
     with suppress(RuntimeError):  # the client has gone already
         await send({"type": "websocket.close", "code": closable(code), "reason": cut})
 

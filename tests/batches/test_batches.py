@@ -109,6 +109,7 @@ def test_each_line_is_answered_as_the_call_is(sdk: Any, url: str, path: str) -> 
     [
         (b"", "empty_file", None),
         (b"{", "invalid_json_line", None),
+        ('{"\u202e": 1, "\u202e": 2}'.encode(), "invalid_json_line", None),
         (lines([{"model": "gpt-4o"}], CHAT), "model_not_found", "model"),
         (lines([{"stream": True}], CHAT), "invalid_request", "body"),
         (lines([{}], "/v1/completions"), "url_mismatch", "url"),
@@ -128,7 +129,7 @@ def test_a_file_of_anything_else_fails_the_batch_and_says_where(
     assert (batch.status, batch.output_file_id) == ("failed", None)
     [problem] = batch.errors.data
     where = None if code in ("empty_file", "too_many_tasks") else 3 if code == "duplicate_custom_id" else 2
-    assert (problem.code, problem.param, problem.line) == (code, param, where)
+    assert (problem.code, problem.param, problem.line, "\u202e" in problem.message) == (code, param, where, False)
 
 
 def test_a_cancelled_batch_keeps_what_is_done(sdk: Any) -> None:

@@ -221,7 +221,7 @@ def test_a_name_waits_for_the_store_and_a_message_passes_on_the_way_to_a_replica
             received.append(message["text"])
             await send({"type": "websocket.send", "text": message["text"].upper()})
             if message["text"] == "end":
-                await send({"type": "websocket.close", "code": 4001, "reason": "that is all"})
+                await send({"type": "websocket.close", "code": 4001, "reason": "\u202e" + "ä" * 60})
 
     with serving_stub(replica) as url, serving_door({"a": url}) as door:
         socket_url = door.url.replace("http", "ws") + "/v1/responses"
@@ -232,7 +232,7 @@ def test_a_name_waits_for_the_store_and_a_message_passes_on_the_way_to_a_replica
             with pytest.raises(ConnectionClosed) as closed:
                 connection.recv()
         assert closed.value.rcvd is not None
-        assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (4001, "that is all")
+        assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (4001, r"\u202e" + "ä" * 58), "at most 123 bytes"
         assert len(received) == 3
         with connect(socket_url, additional_headers={"X-Session-ID": SESSION}) as connection:
             door.known.members.pop("a")
