@@ -327,8 +327,7 @@ class Hops:
         try:
             yield
         except WireLost as error:
-            message = f"replica {replica.name} went away before its answer was there: {error}"
-            raise ReplicaLost(f"{message}; whether the request was done is not known") from error
+            raise ReplicaLost(f"replica {replica.name} {error}; whether the request was done is not known") from error
         finally:
             under_way.discard(abort)
 

@@ -63,7 +63,7 @@ async def pass_socket(hops: Hops, replica: Replica, scope: Scope, receive: Recei
         replica.shun(SHUNNED_S)
         raise ReplicaAway(f"replica {replica.name} cannot be reached: try again") from error
     except InvalidHandshake as error:
-        raise ReplicaLost(f"replica {replica.name} has not answered the handshake: {error}") from error
+        raise ReplicaLost(f"replica {replica.name} has not answered the handshake of a WebSocket as one") from error
     ways = list[asyncio.Task[None]]()
     try:
         with hops.cutting(replica, connection.transport.abort):

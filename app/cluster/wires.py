@@ -20,12 +20,12 @@ IDLE_S = 30.0
 HIGH_BYTES = 256 << 10
 """With more bytes that nobody has taken, reading pauses."""
 LONGEST_HEAD = 64 << 10
-
+ENDED, NO_HTTP = "went away before its answer was there", "has answered what is not HTTP"
 Headers = list[tuple[bytes, bytes]]
 
 
 class WireLost(OSError):
-    """The connection has ended, or did not bring valid HTTP."""
+    """The connection has ended, or did not bring valid HTTP. Its text says what the replica did."""
 
 
 class Wire(asyncio.Protocol):
@@ -131,7 +131,7 @@ class Wire(asyncio.Protocol):
         `WireLost` if that has closed it, or has sent something already.
         """
         if not self.is_fresh:
-            raise WireLost("it has closed the connection, or has not waited to be asked")
+            raise WireLost("has closed the connection, or has not waited to be asked")
         self._transport.pause_reading()
         own: socket.socket = self._transport.get_extra_info("socket").dup()
         self._transport.abort()  # closes its own descriptor alone
@@ -152,16 +152,16 @@ class Wire(asyncio.Protocol):
             part, is_over = await self.part()
             content += part
             if len(content) > most:
-                raise WireLost("the answer is too large")
+                raise WireLost("has sent an answer that is too large")
         return bytes(content)
 
     def _next(self) -> Any:
         try:
             event = self._http.next_event()
         except h11.RemoteProtocolError as error:
-            raise WireLost(str(error)) from error
+            raise WireLost(ENDED if self._http.trailing_data[1] else NO_HTTP) from error
         if isinstance(event, h11.ConnectionClosed) or event is h11.PAUSED:
-            raise WireLost("its answer was no HTTP")
+            raise WireLost(NO_HTTP)
         return event
 
     async def _event(self) -> Any:
@@ -173,4 +173,4 @@ class Wire(asyncio.Protocol):
             self._transport.resume_reading()
             self._news.clear()
             await self._news.wait()
-        raise WireLost("it was closed")
+        raise WireLost(ENDED)

@@ -174,6 +174,20 @@ def test_an_answer_that_ends_in_the_middle_is_not_taken_for_a_whole_one(stub_doo
     assert httpx.get(_url(stub_door, "fine")).text == "fine"
 
 
+async def test_an_answer_that_is_not_http_is_named_with_its_replica() -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1 << 16)
+        writer.write(b"220 mail\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(speak, "127.0.0.1") as server:
+        host, port = server.sockets[0].getsockname()
+        with serving_door({"a": f"http://{host}:{port}"}) as door:
+            answer = await asyncio.to_thread(httpx.get, _url(door, "fine"))
+    assert code(answer) == (502, "replica_lost")
+    assert "replica a has answered what is not HTTP;" in answer.text
+
+
 def test_a_body_that_cannot_be_read_is_refused_alike_at_each_server(servers: Pair) -> None:
     path, packed = f"/v1/sessions/{open_session(servers.a)}/generate", {"Content-Encoding": "gzip"}
     with behind(servers) as b:
