@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
 
-from app.cluster.moves.talk import COMMIT, FORMAT, OFFER, SETTLE, Answer, Offer, Question, Take, Way, give, model_of
+from app.cluster.moves.talk import FORMAT, OFFER, SETTLE, Answer, Offer, Question, Take, Way, give, model_of
 from app.domain.errors import (
     DjinnError,
     EngineRestarting,
@@ -155,8 +155,7 @@ class Arrivals:
         self._homes, identity = registry.keeper.homes, registry.keeper.identity
         self._journal = "" if identity is None else identity.uuid
         self._coming: dict[SessionId, Arrival] = {}
-        settle = (Question, self.settle)
-        self.ways: Mapping[str, Way] = {OFFER: (Offer, self.offer), COMMIT: settle, SETTLE: settle}
+        self.ways: Mapping[str, Way] = {OFFER: (Offer, self.offer), SETTLE: (Question, self.settle)}
         """What other servers may ask, by path."""
 
     async def offer(self, offer: Offer, take: Take) -> None:

@@ -48,15 +48,14 @@ from app.sessions.tool_waits import Waits
 from app.web.errors import error_response
 
 logger = logging.getLogger(__name__)
-FORMAT = 5
-"""The version of `Offer`, raised whenever the meaning of anything in it or in a snapshot changes."""
+FORMAT = 6
+"""The version of `Offer`, raised whenever the meaning of anything in it, in a snapshot or in a `Question` changes."""
 PREFIX = "/v1/cluster/"
-OFFER = f"{PREFIX}offer"
-STEPS = COMMIT, SETTLE = f"{PREFIX}commit", f"{PREFIX}settle"
+OFFER, SETTLE = f"{PREFIX}offer", f"{PREFIX}settle"
 ANSWER_S = 30.0
 """The other server may have to wait for its disk."""
 UPGRADE = {"connection": "upgrade", "upgrade": "djinn-kv"}
-MAX_ANSWER_BYTES = MAX_STEP_BYTES = 1 << 16
+MAX_ANSWER_BYTES = MAX_QUESTION_BYTES = 1 << 16
 MAX_RESPONSE_BYTES = 128 << 20
 """Of a session's responses, as JSON."""
 MAX_OFFER_BYTES = MAX_LABEL_BYTES + MAX_RESPONSE_BYTES + (256 << 20)
@@ -139,7 +138,7 @@ encode = msgspec.msgpack.encode
 
 async def ask(hops: Hops, peer: Replica, question: Question) -> Answer:
     """Whether the other server has the session. Raises `PeerAway` if nothing certain comes back, `PeerStranger`."""
-    status, said, _ = await _exchange(hops, peer, COMMIT if question.word else SETTLE, encode(question))
+    status, said, _ = await _exchange(hops, peer, SETTLE, encode(question))
     if status != HTTPStatus.OK:
         raise PeerAway(f"{peer.name} answers with status {status}")
     return msgspec.msgpack.decode(said, type=Answer)
@@ -159,7 +158,7 @@ async def connect(hops: Hops, peer: Replica, path: str, offer: msgspec.Struct) -
 async def _exchange(hops: Hops, peer: Replica, path: str, body: bytes) -> tuple[int, bytes, socket.socket | None]:
     """The answer's status and content, and for a 101 the connection: its content is in a header."""
     where, connection, signed = f"{peer.name} at {peer.seen.url}", None, sign_request(hops.key, peer.name, path, body)
-    fields = {"content-length": str(len(body)), **signed, **({} if path in STEPS else UPGRADE)}
+    fields = {"content-length": str(len(body)), **signed, **({} if path == SETTLE else UPGRADE)}
     headers = [(name.encode(), value.encode()) for name, value in fields.items()]
     asked = hops.asking(peer, b"POST", path.encode(), headers, body)
     try:
@@ -249,7 +248,7 @@ class ClusterDoors:
             raise NotFound(f"{scope['method']} {path}: Not Found")
         if not is_request(self._hops.key, here, path, headers):
             raise Unauthenticated(f"only servers of the cluster, with its key, ask {here} for this")
-        most = MAX_STEP_BYTES if path in STEPS else MAX_OFFER_BYTES
+        most = MAX_QUESTION_BYTES if path == SETTLE else MAX_OFFER_BYTES
         try:
             async for part in Request(scope, receive).stream():
                 body += part
