@@ -75,9 +75,8 @@ class EtcdStore(Store):
 
     async def swap(self, key: str, before: str | None, after: str | None) -> bool:
         name = self._key(key)
-        condition = {"target": "CREATE", "create_revision": "0"}
-        if before is not None:
-            condition = {"target": "VALUE", "value": _base64(before)}
+        is_new = {"target": "CREATE", "create_revision": "0"}
+        condition = is_new if before is None else {"target": "VALUE", "value": _base64(before)}
         change: dict[str, Any] = {"request_delete_range": {"key": name}}
         if after is not None:
             change = {"request_put": {"key": name, "value": _base64(after)}}

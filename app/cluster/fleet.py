@@ -122,8 +122,7 @@ class Fleet:
 
     def reachable(self, name: str) -> Replica:
         """The replica of that name. Raises `ReplicaAway` if it does not answer."""
-        replica = self.find(name)
-        if replica is None or replica.state is State.AWAY:
+        if (replica := self.find(name)) is None or replica.state is State.AWAY:
             raise ReplicaAway(f"replica {name}, which has what this request is about, is away: try again")
         return replica
 

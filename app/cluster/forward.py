@@ -105,14 +105,10 @@ class Forwarding:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or one WebSocket."""
-        if scope["type"] == "lifespan" or HOP in scope["state"]:
+        if scope["type"] == "lifespan" or HOP in scope["state"] or (target := target_of(scope))[0] is About.HERE:
             await self.app(scope, receive, send)
             return
-        target, is_socket = target_of(scope), scope["type"] == "websocket"
-        if target[0] is About.HERE:
-            await self.app(scope, receive, send)
-            return
-        has_begun = False
+        is_socket, has_begun = scope["type"] == "websocket", False
 
         async def send_noted(message: Message) -> None:
             nonlocal has_begun
@@ -207,7 +203,7 @@ class Forwarding:
                 if target[0] is About.CREATE_RESPONSE and is_socket and owner.path and not has_sought:
                     # A first message goes to one replica alone, so this says before whether the session has moved.
                     told = await self.hops.get([owner.replica], scope, owner.path, ANSWER_S)
-                    homes = [moved_to(answer.raw_headers) for answer in told.values()]
+                    homes = [moved_to(answer.raw_headers) for answer, _ in told.values()]
                     turned += [(MOVED, home) for home in homes if home is not None]
                 if not turned:
                     app = self.app

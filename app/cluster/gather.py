@@ -68,18 +68,18 @@ class Gathered:
         told = await self._hops.get(self._fleet.answering, scope, target_bytes(scope), PATIENCE_S)
         if not told:
             raise ReplicaAway("no replica answers: try again")
-        parts = {replica.name: part for replica, part in told.items() if part.status_code == 200}
-        first = told.get(self._fleet.own) or next(iter(told.values()))
+        parts = {replica.name: part for replica, part in told.items() if part[0].status_code == 200}
+        first, _ = told.get(self._fleet.own) or next(iter(told.values()))
         if 200 != first.status_code < 500 or not parts:
             return first
-        pages = [orjson.loads(part.body) for part in parts.values()]
+        pages = [page for _, page in parts.values()]
         merged = MERGED.get(scope["path"].removeprefix("/v1/"))
         if merged is None:
             limit = QueryParams(scope["query_string"]).get("limit", "")  # in range, as replicas refuse others
             whole = merged_page(pages, int(limit) if limit.isdecimal() else DEFAULT_LIMIT)
         else:
             whole = merged(pages)
-        answer = next(iter(parts.values()))
+        answer, _ = next(iter(parts.values()))
         if missing := self._mark(answer, parts):
             whole["missing"] = missing
         answer.body = orjson.dumps(whole)
@@ -104,8 +104,7 @@ class Gathered:
         while True:
             told, first, later, over = asyncio.Queue[Told](WAITING), dict[str, _Event](), list[Told](), set[str]()
             for each in asked:
-                reading = asyncio.create_task(self._read(each, scope, ids.get(each.name, ""), told))
-                ends.callback(reading.cancel)
+                ends.callback(asyncio.create_task(self._read(each, scope, ids.get(each.name, ""), told)).cancel)
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     while len(first) + len(over) < len(asked):

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
+import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -247,19 +248,20 @@ class Hops:
 
     async def get(
         self, replicas: Sequence[Replica], scope: Scope, path: bytes, patience_s: float
-    ) -> dict[Replica, Response]:
-        """The replicas' answers to a GET in the name of the client whose request has that `scope`. A replica that gives
-        none within `patience_s` seconds is left out.
+    ) -> dict[Replica, tuple[Response, dict[str, Any]]]:
+        """The replicas' answers to a GET in the name of the client whose request has that `scope`, and the objects that
+        their JSON has. A replica that gives none within `patience_s` seconds is left out.
         """
         raw_path, _, query = path.partition(b"?")
         headers = [each for each in scope["headers"] if not each[0].startswith(NOT_OF_A_GET)]
         asked = {**scope, "type": "http", "method": "GET", "headers": headers, "raw_path": raw_path}
         asked |= {"path": unquote(raw_path.decode("latin-1")), "query_string": query}
 
-        async def ask(replica: Replica) -> Response | None:
-            with contextlib.suppress(ReplicaAway, ReplicaLost, TimeoutError):
+        async def ask(replica: Replica) -> tuple[Response, dict[str, Any]] | None:
+            with contextlib.suppress(OSError, DjinnError, orjson.JSONDecodeError):
                 async with asyncio.timeout(patience_s):
-                    return await self.answer(replica, asked, silent())
+                    answer = await self.answer(replica, asked, silent())
+                    return (answer, page) if isinstance(page := orjson.loads(answer.body), dict) else None
             return None
 
         told = await asyncio.gather(*map(ask, replicas))
@@ -364,7 +366,7 @@ class Hops:
                         logger.info("%s answers again", where)
                         replica.shun(0.0)
                     missed = 0
-                except (TimeoutError, ReplicaAway, ReplicaLost):
+                except (OSError, DjinnError):
                     missed += 1
                     if missed == MISSES:
                         logger.warning("%s does not answer: it is taken to be away", where)

@@ -258,14 +258,14 @@ class Owners:
             told = await self._hops.get(self._fleet.answering, scope, path, PATIENCE_S)
         has = [
             replica
-            for replica, answer in told.items()
+            for replica, (answer, page) in told.items()
             if not_done(answer.raw_headers) == "moving"
-            or (answer.status_code == 200 and orjson.loads(answer.body).get("data") != [])  # a list of those so named
+            or (answer.status_code == 200 and page.get("data") != [])  # a list of those so named
         ]
-        homes = {replica: moved_to(answer.raw_headers) for replica, answer in told.items()}
+        homes = {replica: moved_to(answer.raw_headers) for replica, (answer, _) in told.items()}
         left = {replica: self._fleet.find(home) for replica, home in homes.items() if home is not None}
         last = [home for home in left.values() if home is not None and home not in left]  # not handed on since
-        sure = {replica.name for replica, answer in told.items() if answer.status_code in DEFINITE}
+        sure = {replica.name for replica, (answer, _) in told.items() if answer.status_code in DEFINITE}
         silent = {*self.names.known, *(each.name for each in told)} - sure
         if silent:  # a replica may have forgotten where it sent the session
             last = [home for home in last if home.state is not State.AWAY and home not in homes]

@@ -18,7 +18,7 @@ import msgspec
 
 from app.cluster.fleet import Replica
 from app.cluster.hop import Hops
-from app.cluster.moves.talk import PREFIX, Take, Way, connect, give, model_of
+from app.cluster.moves.talk import PREFIX, Take, Way, connect, give, model_of, send
 from app.domain.errors import DjinnError, PeerAway, PeerFull, PeerMismatch, WrongState
 from app.domain.homes import new_session_id
 from app.domain.tasks import Tasks
@@ -128,27 +128,24 @@ class Prefill:
         except (PeerAway, TimeoutError):
             replica.shun(SHUNNED_S)
             raise
-        connection.send(GO)
-        return connection
+        return send(connection, GO)
 
     # Prompts that this server computes for others.
 
     async def offer(self, offer: PromptOffer, take: Take) -> None:
-        """Compute a prompt, without waiting. Raises `PeerMismatch`, `PeerFull`, `OSError`."""
+        """Compute a prompt, without waiting. Raises `DjinnError`, `ValueError`, `OSError`."""
         if self._settings.role != PREFILL:
             raise PeerMismatch("this server computes no prompts for others: its role is not prefill")
         if (offer.format, offer.model, offer.block_size) != (FORMAT, self._model, self._settings.block_size):
             raise PeerMismatch("the prompt is for another version, model or size of blocks than this server has")
         if len(self.tasks) >= AT_ONCE:
             raise PeerFull(f"{AT_ONCE} prompts wait here")
-        try:
-            self._registry.table.require_no_drain()
-            self._registry.executor.check()
-        except DjinnError as error:
-            raise PeerFull(error.message) from error
-        self.tasks.start(self._serve(offer, take("computed")))
+        self._registry.table.require_no_drain()
+        self._registry.executor.check()
+        tokens = tuple(array("I", offer.token_ids))
+        self.tasks.start(self._serve(offer, tokens, take("computed")))
 
-    async def _serve(self, offer: PromptOffer, connection: socket.socket) -> None:
+    async def _serve(self, offer: PromptOffer, tokens: tuple[int, ...], connection: socket.socket) -> None:
         """Have the engine compute the prompt without its last token, whose logits the home computes, and send it."""
         executor, session = self._registry.executor, new_session_id(self._fleet.here)
         try:
@@ -159,7 +156,7 @@ class Prefill:
                     if await asyncio.get_running_loop().sock_recv(connection, 1) != GO:
                         raise ConnectionError("the other server has gone")
                 ends.pop_all()  # the engine's from here on
-            number, tokens = give(executor, connection), tuple(array("I", offer.token_ids))
+            number = give(executor, connection)
             executor.post(partial(Open, session=session, tenant=offer.tenant, namespace=offer.namespace))
             turn = partial(Submit, session=session, token_ids=tokens[:-1], sampling=GREEDY, stop=NO_TOKENS)
             executor.start_turn(turn, lambda event: None)

@@ -32,15 +32,12 @@ async def pass_socket(hops: Hops, replica: Replica, scope: Scope, receive: Recei
     lost, the client is told to come again. Raises `ReplicaAway`, `ReplicaLost` before the handshake is answered.
     """
     await receive()  # the handshake
-    latin, (host, port) = "latin-1", replica.address
-    given = dict(scope["headers"]).get(b"host", f"{host}:{port}".encode()).decode(latin)
+    latin, target = "latin-1", target_bytes(scope).replace(b"#", b"%23")
     headers = [each for each in forwarded(scope) if each[0] not in NOT_PASSED]
     headers.append((HOP_HEADER, hops.proof(replica.name)))
     try:
         connection = await connect(
-            f"ws://{given}{target_bytes(scope).decode(latin)}",
-            host=host,
-            port=port,
+            replica.seen.url.replace("http", "ws", 1) + target.decode(latin),
             additional_headers=[(name.decode(latin), header_text(value.decode(latin))) for name, value in headers],
             subprotocols=scope.get("subprotocols") or None,
             compression=None,
@@ -68,9 +65,7 @@ async def pass_socket(hops: Hops, replica: Replica, scope: Scope, receive: Recei
     try:
         with hops.cutting(replica, connection.transport.abort):
             await send({"type": "websocket.accept", "subprotocol": connection.subprotocol})
-            ways += [
-                asyncio.create_task(each) for each in (_pass_up(connection, receive), _pass_down(connection, send))
-            ]
+            ways += map(asyncio.create_task, (_pass_up(connection, receive), _pass_down(connection, send)))
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in ways:

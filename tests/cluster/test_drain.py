@@ -5,16 +5,18 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
 
-from app.cluster.moves import draining
+from app.cluster.moves import departures, draining
 from tests.cluster.pair import PROMPT, behind, code, pair, used_session
 from tests.cluster.traps import set_trap
 from tests.durability.restarting import generate, open_session
 from tests.waiting import wait_until
 
+TERM, INT = signal.SIGTERM, signal.SIGINT
 TURNS, SESSIONS, BEFORE = 10, 4, 3
 """Turns of each session, and how many of them are over when the drain begins."""
 
@@ -56,12 +58,18 @@ def test_a_drain_under_load_fails_no_turn_nor_recomputes(tmp_path: Path, monkeyp
             assert found["usage"]["tokens_recomputed"] == 0
 
 
-@pytest.mark.parametrize(("flags", "how"), [(("--drain-to", "disk"), signal.SIGTERM), ((), signal.SIGINT)])
-def test_what_is_to_stay_stays(tmp_path: Path, flags: tuple[str, ...], how: signal.Signals) -> None:
+@pytest.mark.usefixtures("brief_farewells")
+@pytest.mark.parametrize(("flags", "how", "offers"), [(("--drain-to", "disk"), TERM, 0), ((), INT, 0), ((), TERM, 1)])
+def test_what_is_to_stay_or_cannot_leave_stays(
+    tmp_path: Path, flags: tuple[str, ...], how: signal.Signals, offers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer = AsyncMock(side_effect=ValueError("a bug"))
+    monkeypatch.setattr(departures, "connect", offer)
     with pair(tmp_path, flags={"a": flags}) as servers:
         session = used_session(servers.a)
         servers.tell_to_end("a", how)
         servers.ended("a")
+        assert offer.await_count == offers
         servers.start("a")
         assert servers.owners(session) == ["a"]
         assert generate(servers.a, session, [9])["usage"]["cached_tokens"] == len(PROMPT) + 7
@@ -121,12 +129,9 @@ def test_servers_that_all_end_at_once_keep_what_they_have(tmp_path: Path) -> Non
         sessions = {open_session(servers.clients[name]): name for name in ("a", "b", "a", "b")}
         for session, name in sessions.items():
             generate(servers.clients[name], session, PROMPT)
-        for name in ("a", "b"):
-            servers.tell_to_end(name)
-        for name in ("a", "b"):
-            servers.ended(name)
-        for name in ("a", "b"):
-            servers.start(name)
+        for act in (servers.tell_to_end, servers.ended, servers.start):
+            for name in ("a", "b"):
+                act(name)
         for session in sessions:
             home = servers.settled(session)
             assert generate(servers.clients[home], session, [9])["usage"]["cached_tokens"] == len(PROMPT) + 7

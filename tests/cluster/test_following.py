@@ -41,8 +41,8 @@ class Stub:
         """Sessions that are on their way, and how often it says so before it names where they are."""
         self.refuses: str | None = None
         """Why it takes nothing new."""
-        self.is_busy = False
-        """Whether it has no time to say what it has."""
+        self.busy: Response | None = None
+        """What it answers as long as it cannot say what it has."""
         self.asked = 0
         self.hangs = self.is_deaf = False
         """Whether turns have no end, and whether nothing else is answered either."""
@@ -62,8 +62,8 @@ class Stub:
         if path == "/health":
             await until(lambda: not self.is_deaf)
             return JSONResponse({"status": "ok"})
-        if self.is_busy:
-            return error_response(429, "tenant_limit")
+        if self.busy is not None:
+            return self.busy
         if request.query_params.get("name"):
             return JSONResponse({"data": []})
         if self.moving.get(session, 0) > 0:
@@ -173,9 +173,10 @@ def test_a_name_begins_anew_only_when_all_say_that_nobody_has_it(stubs: Stubs) -
     with serving_door(stubs.urls, known) as door:
         named = Stubs(stubs.a, stubs.b, stubs.urls, door)
         stubs.a.moved = {"": f"gone {NOWHERE}"}
-        stubs.b.is_busy = True
-        assert code(named.call("mine")) == (503, "replica_away")
-        stubs.b.is_busy = False
+        for busy in (error_response(429, "tenant_limit"), Response(b"{")):
+            stubs.b.busy = busy
+            assert code(named.call("mine")) == (503, "replica_away")
+        stubs.b.busy = None
         wait_until(lambda: named.call("mine").status_code == 200)
         assert known.places[name_key(None, "mine")] == "b"
 

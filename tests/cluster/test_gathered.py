@@ -72,7 +72,7 @@ def test_models_and_memory_are_those_of_all(client: httpx.Client, servers: Pair)
     "path", ["/v1/sessions", "/v1/models", "/v1/memory", "/v1/findings", "/v1/vectors", "/v1/events"]
 )
 def test_a_list_says_who_is_missing(path: str) -> None:
-    """A replica that is away, or has no time, makes no list fail."""
+    """A replica that is away, or has no time, or answers what is no list, makes no list fail."""
 
     ports = list[int]()
 
@@ -86,17 +86,14 @@ def test_a_list_says_who_is_missing(path: str) -> None:
             answer = JSONResponse({"data": [], "has_more": False, "capacity": None})
         await answer(scope, receive, send)
 
-    known = Known({}, known={"a", "b", "d"})
-
-    async def busy(scope: Any, receive: Any, send: Any) -> None:
-        await error_response(503, "fenced")(scope, receive, send)
-
-    with serving_stub(busy) as url, serving_door({"b": url}, known, inside) as door, httpx.Client() as http:
+    known = Known({}, known={"a", "b", "c", "d"})
+    busy, damaged = serving_stub(error_response(503, "fenced")), serving_stub(Response(b"{"))
+    with busy as b, damaged as c, serving_door({"b": b, "c": c}, known, inside) as door, httpx.Client() as http:
         answer = http.get(f"{door.url}{path}")
         own = answer.extensions["network_stream"].get_extra_info("client_addr")[1]
         assert ports == [own], "its own part takes no connection, which it may refuse"
-        assert (answer.status_code, answer.headers["Djinn-Missing"]) == (200, "a,b")
-        assert path == "/v1/events" or answer.json()["missing"] == ["a", "b"]
+        assert (answer.status_code, answer.headers["Djinn-Missing"]) == (200, "a,b,c")
+        assert path == "/v1/events" or answer.json()["missing"] == ["a", "b", "c"]
 
 
 def test_who_may_not_ask_learns_nothing_and_costs_the_others_nothing(tmp_path: Any) -> None:

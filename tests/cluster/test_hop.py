@@ -17,6 +17,7 @@ from tests.cluster.doors import Door, Known, serving_door, serving_stub
 from tests.cluster.pair import MODEL, Pair, behind, code, named
 from tests.durability.restarting import open_session
 from tests.waiting import PATIENCE_S, wait_until
+from tests.web.connections.test_websockets import HANDSHAKE
 
 SESSION = "ses_a_" + "0" * 36
 MIB = 1 << 20
@@ -248,6 +249,10 @@ def test_a_name_waits_for_the_store_and_a_message_passes_on_the_way_to_a_replica
         assert closed.value.rcvd is not None
         assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (4001, r"\u202e" + "ä" * 58), "at most 123 bytes"
         assert len(received) == 3
+        with socket.create_connection(door.address, PATIENCE_S) as raw:
+            head = HANDSHAKE.replace(b"localhost", b"x:y").replace(b"/responses", b"/responses?a#b")
+            raw.sendall(head[:-2] + f"X-Session-ID: {SESSION}\r\n\r\n".encode())
+            assert raw.recv(12) == b"HTTP/1.1 101", "whatever the client calls the server"
         with connect(socket_url, additional_headers={"X-Session-ID": SESSION}) as connection:
             door.known.members.pop("a")
             with pytest.raises(ConnectionClosed) as cut:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import msgspec
@@ -19,6 +20,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.cluster.key import DIGEST, SIGNATURE, ClusterKey, sign_request
+from app.cluster.moves import departures
 from app.cluster.moves.talk import OFFER, SETTLE, Answer, Question, encode
 from app.domain.errors import FieldOutOfRange
 from app.domain.homes import Taken, home_of_response
@@ -59,13 +61,18 @@ def test_nothing_else_does(servers: Pair) -> None:
     assert code(ask(servers, good, "/v1/cluster/else")) == (404, "not_found")
 
 
-def test_a_peer_that_is_away_or_another_gets_none(tmp_path: Path) -> None:
+def test_a_peer_that_is_away_or_another_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pair(tmp_path, start=False, flags={"b": ("--model", "random:tiny-gpt2")}) as servers:
         a = servers.start("a")
         session = used_session(a)
         assert code(servers.move(session)) == (422, "unknown_replica")
         servers.start("b")
         assert code(servers.move(session)) == (409, "peer_mismatch")
+        ours, theirs = socket.socketpair()
+        with monkeypatch.context() as patch, theirs:
+            patch.setattr(departures, "connect", AsyncMock(return_value=(ours, "nonsense")))
+            assert code(servers.move(session)) == (409, "peer_mismatch")
+            assert theirs.recv(1) == b"", "the connection is closed"
         assert servers.owners(session) == ["a"]
         servers.end("b")
         away = servers.move(session)

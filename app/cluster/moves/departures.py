@@ -144,14 +144,18 @@ class Departures:
         """Send the session, and write to the journal that it leaves. Returns the question at which it is taken, too."""
         executor, offer = self._registry.executor, await self._offer(session)
         connection, said = await connect(self._hops, peer, OFFER, offer)
-        count, word, journal = said.split(" ")
-        question = Question(session.id, offer.epoch, int(count), journal)
+        try:
+            seq, word, journal = said.split(" ")
+            question = Question(session.id, offer.epoch, int(seq), journal)
+        except ValueError as error:
+            connection.close()
+            raise PeerMismatch(f"{peer.name} speaks another version: it answers {said[:40]!r}") from error
         try:
             number = give(executor, connection)
             sending = asyncio.ensure_future(executor.call(lambda ticket: SendKV(ticket, session.id, number)))
             try:
                 # Beside the bytes, not after them: it takes a flush of the disk.
-                leaving = self._homes.leave(session.id, session.owner, peer.name, int(count), session.bound_as, journal)
+                leaving = self._homes.leave(session.id, session.owner, peer.name, int(seq), session.bound_as, journal)
                 self._keeper.note(session, leaving)
                 await self._keeper.settled(session)
                 await self._membership.note(moves=self._homes.seq)
@@ -260,8 +264,7 @@ class Departures:
 
     def _peer(self, name: str) -> Replica:
         """The replica of that name. Raises `UnknownReplica`."""
-        peer = self._fleet.find(name)
-        if peer is None:
+        if (peer := self._fleet.find(name)) is None:
             raise UnknownReplica(f"replica: no server of the cluster is called {name[:40]!r}", param="replica")
         return peer
 

@@ -91,12 +91,11 @@ class Draining:
             names = ", ".join(each.name for each in self._fleet.ready) or "none"
             logger.info("drain: sessions here: %d; servers that may take them: %s", len(list(table)), names)
             await self._hand_over(deadline)
-            has_peers = bool(self._fleet.ready)
         finally:
             table.evacuates = lambda session: False
         self._log("drain: sessions have left: %s; that stay here: %d")
         self.is_over = all(each.ephemeral for each in table)
-        if has_peers or self._left:
+        if self._fleet.ready or self._left:
             await asyncio.sleep(FAREWELL_S)
 
     async def _hand_over(self, deadline: float) -> None:
@@ -164,8 +163,8 @@ class Draining:
             self._tries[session.id, ""] += 1
             may_move = self._tries[session.id, ""] < MOST_DISTURBED
             self._not_before[session.id] = time.monotonic() + DISTURBED_S if may_move else math.inf
-        except DjinnError as error:
-            logger.warning("drain: a session stays: %s", error.message, extra=about)
+        except Exception as error:  # also what nobody has foreseen: else the session would be tried without end
+            logger.warning("drain: a session stays: %s", error, exc_info=not isinstance(error, DjinnError), extra=about)
             self._not_before[session.id] = math.inf
         else:
             self._refusals[peer] = 0
@@ -195,10 +194,9 @@ class Draining:
             try:
                 if self._registry.executor.failure is None:
                     await self._look()
-            except EngineAway:
-                pass
-            except DjinnError as error:
-                logger.warning("balance: %s", error.message)
+            except Exception as error:
+                if not isinstance(error, EngineAway):
+                    logger.warning("balance: %s", error, exc_info=not isinstance(error, DjinnError))
 
     async def _look(self) -> None:
         own = Load.measured(await self._registry.memory())
@@ -220,8 +218,9 @@ class Draining:
                 await self._departures.move(session, peer.name, MoveReason.BALANCE)
             except (PeerFull, PeerAway):
                 self._passed_over[peer.name] = time.monotonic() + SHUNNED_S
-            except DjinnError as error:
-                logger.info("a session stays, though memory is full: %s", error.message, extra={"session": session.id})
+            except Exception as error:
+                about, is_known = {"session": session.id}, isinstance(error, DjinnError)
+                logger.info("a session stays, though memory is full: %s", error, exc_info=not is_known, extra=about)
                 self._passed_over[session.id] = time.monotonic() + STAYS_S
 
     def _rests(self, session: Session, now: float) -> bool:

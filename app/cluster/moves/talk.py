@@ -141,7 +141,7 @@ async def ask(hops: Hops, peer: Replica, question: Question) -> Answer:
     status, said, _ = await _exchange(hops, peer, SETTLE, encode(question))
     if status != HTTPStatus.OK:
         raise PeerAway(f"{peer.name} answers with status {status}")
-    return msgspec.msgpack.decode(said, type=Answer)
+    return _read(peer, said)
 
 
 async def connect(hops: Hops, peer: Replica, path: str, offer: msgspec.Struct) -> tuple[socket.socket, str]:
@@ -151,8 +151,16 @@ async def connect(hops: Hops, peer: Replica, path: str, offer: msgspec.Struct) -
     """
     status, said, connection = await _exchange(hops, peer, path, encode(offer))
     if connection is None:
-        raise msgspec.msgpack.decode(said, type=Answer).error or PeerAway(f"{peer.name} answers with {status}")
-    return connection, said.decode()
+        raise _read(peer, said).error or PeerAway(f"{peer.name} answers with {status}")
+    return connection, said.decode("latin-1")
+
+
+def _read(peer: Replica, said: bytes) -> Answer:
+    """Raises `PeerMismatch` for what is no answer here."""
+    try:
+        return msgspec.msgpack.decode(said, type=Answer)
+    except msgspec.MsgspecError as error:
+        raise PeerMismatch(f"{peer.name} speaks another version: {error}") from error
 
 
 async def _exchange(hops: Hops, peer: Replica, path: str, body: bytes) -> tuple[int, bytes, socket.socket | None]:
@@ -168,7 +176,7 @@ async def _exchange(hops: Hops, peer: Replica, path: str, body: bytes) -> tuple[
                 said, connection = found.get(b"djinn-seq", b""), answer.hand_over()
             else:
                 said = await answer.read(MAX_ANSWER_BYTES)
-    except (TimeoutError, ReplicaAway, ReplicaLost) as error:
+    except (OSError, ReplicaAway, ReplicaLost) as error:  # a timeout too
         raise PeerAway(f"{where} does not answer: {str(error) or 'it takes too long'}") from error
     signature = found.get(SIGNATURE.encode(), b"").decode("latin-1")
     if is_answer(hops.key, signed, status, said, signature):
@@ -180,6 +188,16 @@ async def _exchange(hops: Hops, peer: Replica, path: str, body: bytes) -> tuple[
     raise PeerStranger(
         f"{where} lacks the key of this cluster, or has another name: its answer with status {status} is not signed"
     )
+
+
+def send(connection: socket.socket, said: bytes) -> socket.socket:
+    """Say so little that it fits in the connection's buffer. Returns the connection. Closes it on `OSError`."""
+    try:
+        connection.send(said)
+    except OSError:
+        connection.close()
+        raise
+    return connection
 
 
 def give(executor: EngineExecutor, connection: socket.socket) -> int:
@@ -266,6 +284,4 @@ class ClusterDoors:
             raise PeerMismatch("this server cannot hand connections over")
         signature = sign_answer(self._hops.key, headers, HTTPStatus.SWITCHING_PROTOCOLS, said.encode())
         lines = ["HTTP/1.1 101 Switching Protocols", "connection: upgrade", "upgrade: djinn-kv", f"djinn-seq: {said}"]
-        connection: socket.socket = hand_over()
-        connection.send("\r\n".join([*lines, f"{SIGNATURE}: {signature}", "", ""]).encode())
-        return connection
+        return send(hand_over(), "\r\n".join([*lines, f"{SIGNATURE}: {signature}", "", ""]).encode())
