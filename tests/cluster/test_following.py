@@ -9,8 +9,8 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
-from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
 
 from app.cluster import hop
 from app.cluster.key import ClusterKey
@@ -50,8 +50,11 @@ class Stub:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await receive()
-            await send({"type": "websocket.accept"})
             self.asked += 1
+            if home := self.moved.get(dict(scope["headers"])[b"x-session-id"].decode()):
+                await error_response(421, "moved", {"Djinn-Home": home})(scope, receive, send)
+                return
+            await send({"type": "websocket.accept"})
             await receive()
             return
         await (await self._answer(Request(scope, receive)))(scope, receive, send)
@@ -98,14 +101,16 @@ class Stubs:
     def turn(self, session: str) -> httpx.Response:
         return httpx.post(f"{self.door.url}/v1/sessions/{session}/generate", json=TURN)
 
-    def listen(self, session: str) -> int:
-        """Wait for a message that does not come. Returns the code of the close."""
+    def connect(self, session: str) -> ClientConnection:
         url = f"{self.door.url.replace('http', 'ws')}/v1/responses"
-        headers = {"X-Session-ID": session}
-        with connect(url, additional_headers=headers) as connection, pytest.raises(ConnectionClosed) as closed:
+        return connect(url, additional_headers={"X-Session-ID": session})
+
+    def listen(self, session: str) -> tuple[int, str]:
+        """Wait for a message that does not come. Returns the code of the close and its reason."""
+        with self.connect(session) as connection, pytest.raises(ConnectionClosed) as closed:
             connection.recv()
         assert closed.value.rcvd is not None
-        return closed.value.rcvd.code
+        return closed.value.rcvd.code, closed.value.rcvd.reason
 
     def call(self, name: str | None = None) -> httpx.Response:
         headers = {} if name is None else {"X-Session-ID": name}
@@ -152,6 +157,17 @@ def test_a_session_that_has_moved_twice_is_away_with_the_replica_that_has_it(stu
             answer = httpx.post(f"{door.url}/v1/sessions/{MOVED}/generate", json=TURN)
             assert code(answer) == (503, "replica_away")
             assert door.ways(turn="yes") == {"away": asked}
+
+
+def test_a_handshake_follows_a_session_and_is_refused_while_its_replica_is_shunned(stubs: Stubs) -> None:
+    with stubs.connect(MOVED):
+        assert stubs.asked == (1, 1)
+    stubs.door.fleet.reachable("a").shun(PATIENCE_S)
+    stubs.b.lacks = {OTHER}
+    with pytest.raises(InvalidStatus) as refused:
+        stubs.connect(OTHER)
+    assert (refused.value.response.status_code, stubs.a.asked) == (503, 1)
+    assert b"replica_away" in refused.value.response.body
 
 
 def test_a_large_body_is_not_kept_for_a_second_replica(stubs: Stubs) -> None:
@@ -206,7 +222,7 @@ def test_what_is_under_way_is_cut_when_its_replica_is_lost(stubs: Stubs, sign: s
         assert code(found) == (502, "replica_lost")
         assert stubs.door.ways(turn="yes") == {"lost": 1}
     else:
-        assert found == 1013, "try again later (RFC 6455, 11.7)"
+        assert found == (1013, "the replica went away"), "try again later (RFC 6455, 11.7)"
     assert code(stubs.turn(OTHER)) == (503, "replica_away")
     stubs.a.hangs = False
     if stubs.a.is_deaf:
