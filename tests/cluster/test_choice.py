@@ -69,8 +69,6 @@ def test_nothing_new_goes_to_a_replica_that_refuses_is_away_or_only_computes_pro
 HOUR_MS = 3_600_000
 MOST = 150
 """Sessions, of which a third fill the memory of the server."""
-
-
 MOVED = 'djinn_sessions_moved_total{reason="balance"}'
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,18 +9,12 @@ import pytest
 from app.cluster import membership
 from app.cluster.claims import open_store
 from app.domain.errors import DirectoryAway, FieldOutOfRange
-from tests.cluster.etcd import Etcd, running_etcd
+from tests.cluster.etcd import running_etcd
 from tests.cluster.pair import free_port
 from tests.cluster.test_membership import joined, short_leases
 from tests.waiting import until
 
 __all__ = ["short_leases"]
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[Etcd]:
-    with running_etcd(tmp_path / "etcd") as found:
-        yield found
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
@@ -32,34 +25,35 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     return cert, key
 
 
-async def test_replicas_go_on_while_it_is_away(own: Etcd) -> None:
-    address = f"etcd://127.0.0.1:{free_port()},{own.host}"  # nothing answers at the first
-    one, two = open_store(address), open_store(own.url)
-    async with joined(one, "a") as a, joined(two, "b") as b:
-        await until(lambda: "b" in a.members)
-        assert await a.swap("name", None, "a") == "a"
-        own.kill()
-        await until(lambda: a.is_away and b.is_away)
-        await asyncio.sleep(1.5 * membership.FENCE_S)
-        for each in (a, b):
-            each.require()
-            assert set(each.members) == {"a", "b"}
-        with pytest.raises(DirectoryAway, match=f"{address} does not answer"):
-            await a.swap("name", None, "b")
-        own.start()
-        seen = set[frozenset[str]]()
-        for _ in range(40):
-            await asyncio.sleep(0.05)
-            seen |= {frozenset(a.members), frozenset(b.members)}
-        assert seen == {frozenset({"a", "b"})}
-        await until(lambda: not (a.is_away or b.is_away))
-        assert await b.swap("name", None, "b") == "a"
-        revision = (own.ask("kv/range", key="AA==")["header"])["revision"]  # type: ignore[index]
-        own.ask("kv/compaction", revision=revision)
-        b.say(ready=True, left=False, load=None)
-        await until(lambda: a.members["b"].ready)
-    for store in (one, two):
-        await store.aclose()
+async def test_replicas_go_on_while_it_is_away(tmp_path: Path) -> None:
+    with running_etcd(tmp_path / "etcd") as own:
+        address = f"etcd://127.0.0.1:{free_port()},{own.host}"  # nothing answers at the first
+        one, two = open_store(address), open_store(own.url)
+        async with joined(one, "a") as a, joined(two, "b") as b:
+            await until(lambda: "b" in a.members)
+            assert await a.swap("name", None, "a") == "a"
+            own.kill()
+            await until(lambda: a.is_away and b.is_away)
+            await asyncio.sleep(1.5 * membership.FENCE_S)
+            for each in (a, b):
+                each.require()
+                assert set(each.members) == {"a", "b"}
+            with pytest.raises(DirectoryAway, match=f"{address} does not answer"):
+                await a.swap("name", None, "b")
+            own.start()
+            seen = set[frozenset[str]]()
+            for _ in range(40):
+                await asyncio.sleep(0.05)
+                seen |= {frozenset(a.members), frozenset(b.members)}
+            assert seen == {frozenset({"a", "b"})}
+            await until(lambda: not (a.is_away or b.is_away))
+            assert await b.swap("name", None, "b") == "a"
+            revision = (own.ask("kv/range", key="AA==")["header"])["revision"]  # type: ignore[index]
+            own.ask("kv/compaction", revision=revision)
+            b.say(ready=True, left=False, load=None)
+            await until(lambda: a.members["b"].ready)
+        for store in (one, two):
+            await store.aclose()
 
 
 async def test_a_user_with_a_password_over_tls(tmp_path: Path) -> None:

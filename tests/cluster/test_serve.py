@@ -62,11 +62,6 @@ def _processes(folder: Path) -> list[psutil.Process]:
     return sorted(found, key=psutil.Process.create_time)
 
 
-def _is_back(http: httpx.Client, session: str) -> bool:
-    """Whether both replicas find the session: a new connection goes to either."""
-    return all(http.get(f"/v1/sessions/{session}").status_code == 200 for _ in range(16))
-
-
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_sessions_move_and_outlive_a_replica_and_nobody_sees_it(tmp_path: Path) -> None:
@@ -88,7 +83,8 @@ def test_sessions_move_and_outlive_a_replica_and_nobody_sees_it(tmp_path: Path) 
         serving.kill()
         said_of_it = (f"replica {other} is away", f"{other}: the server was killed")
         wait_until(lambda: any(each in http.get("/v1/findings").text for each in said_of_it), 10.0)
-        wait_until(lambda: _is_back(http, one))
+        path = f"/v1/sessions/{one}"
+        wait_until(lambda: all(http.get(path).status_code == 200 for _ in range(16)))  # new connections go to either
         assert standby.is_running()
         said.append(generate(http, one, [9])["token_ids"])
         twin = open_session(http)
@@ -194,21 +190,16 @@ def test_what_is_wrong_with_its_model_is_said_when_it_is_wanted(tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_it_ends_if_its_engine_dies(tmp_path: Path) -> None:
-    with standing_by(tmp_path) as waiting:
-        engine = _engine_of(waiting)
-        _stands_by(waiting)
-        engine.kill()
-        assert waiting.wait(WAIT_S) == ENGINE_LOST
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("how", ["input ends", "it is killed"])
-def test_its_engine_ends_with_it(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("how", ["its engine dies", "input ends", "it is killed"])
+def test_it_ends_with_its_engine(tmp_path: Path, how: str) -> None:
     with standing_by(tmp_path) as waiting:
         engine = _engine_of(waiting)
         assert waiting.stdin is not None
-        if how == "input ends":
+        if how == "its engine dies":
+            _stands_by(waiting)
+            engine.kill()
+            assert waiting.wait(WAIT_S) == ENGINE_LOST
+        elif how == "input ends":
             waiting.stdin.close()
             assert waiting.wait(WAIT_S) == 0
         else:

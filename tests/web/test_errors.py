@@ -105,8 +105,7 @@ def test_a_body_that_cannot_be_parsed_says_why(http: httpx.Client, body: bytes, 
 
 
 def test_a_byte_order_mark_is_not_read(http: httpx.Client) -> None:
-    headers = {"Content-Type": "application/json"}
-    answer = http.post("/v1/sessions", content=b'\xef\xbb\xbf{"metadata": {"a": "b"}}', headers=headers)
+    answer = http.post("/v1/sessions", content=b'\xef\xbb\xbf{"metadata": {"a": "b"}}', headers=JSON)
     assert answer.json()["metadata"] == {"a": "b"}
 
 

@@ -233,11 +233,8 @@ def ended(server: Edge, cause: str) -> float:
 
 
 def assert_timed_out(answer: bytes) -> None:
-    header, _, body = answer.partition(b"\r\n\r\n")
-    assert header.startswith(b"HTTP/1.1 408 ")
-    assert b"x-request-id: " in header
-    assert b"connection: close" in header
-    assert json.loads(body)["error"]["code"] == "request_timeout"
+    assert_last(answer, 408, "request_timeout")
+    assert b"x-request-id: " in answer
 
 
 def test_a_connection_that_says_nothing_is_closed_and_half_a_header_is_answered_first(impatient: Edge) -> None:

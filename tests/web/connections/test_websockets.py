@@ -4,7 +4,6 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import Iterator
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,7 +11,6 @@ import pytest
 import uvicorn
 from websockets.frames import Frame, Opcode
 from websockets.sync.client import connect
-from websockets.sync.connection import Connection
 
 from app.machine.budget import Share
 from app.web.bodies import body_budget
@@ -25,12 +23,6 @@ HANDSHAKE = (
     b"GET /v1/responses HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n" + HEADER + b"\r\n"
 )
-
-
-@pytest.fixture
-def client(server: Edge) -> Iterator[Connection]:
-    with connect(server.url.replace("http", "ws") + "/v1/responses", open_timeout=PATIENCE_S) as connection:
-        yield connection
 
 
 def frame(opcode: Opcode, content: bytes = b"", *, fin: bool = True) -> bytes:
@@ -72,15 +64,16 @@ def test_a_flood_of_small_frames_ends_the_connection(server: Edge, flood: bytes)
     assert read_answer(server.connect(GET)).startswith(b"HTTP/1.1 200 ")
 
 
-def test_pings_and_fragments_in_measure_are_taken_and_nothing_is_compressed(client: Connection) -> None:
-    assert client.request is not None
-    assert client.response is not None
-    assert "permessage-deflate" in client.request.headers["Sec-WebSocket-Extensions"]
-    assert "Sec-WebSocket-Extensions" not in client.response.headers
-    for _ in range(100):
-        assert client.ping().wait(PATIENCE_S)
-    client.send(part for part in ["[", *[" " * 40] * 200, "]"])
-    assert json.loads(client.recv(PATIENCE_S))["error"]["param"] == "type"
+def test_pings_and_fragments_in_measure_are_taken_and_nothing_is_compressed(server: Edge) -> None:
+    with connect(server.url.replace("http", "ws") + "/v1/responses", open_timeout=PATIENCE_S) as client:
+        assert client.request is not None
+        assert client.response is not None
+        assert "permessage-deflate" in client.request.headers["Sec-WebSocket-Extensions"]
+        assert "Sec-WebSocket-Extensions" not in client.response.headers
+        for _ in range(100):
+            assert client.ping().wait(PATIENCE_S)
+        client.send(part for part in ["[", *[" " * 40] * 200, "]"])
+        assert json.loads(client.recv(PATIENCE_S))["error"]["param"] == "type"
 
 
 def test_messages_that_come_together_are_all_answered(server: Edge) -> None:

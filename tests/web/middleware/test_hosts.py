@@ -67,6 +67,8 @@ def test_a_page_of_the_server_is_answered_and_of_another_port_or_scheme_refused(
     ):
         found = http.post("/v1/sessions", headers={"Host": host, "Origin": origin}, json={})
         assert found.status_code == status, (host, origin)
+    headers = {"Host": "localhost", "Origin": "https://localhost", "X-Forwarded-Proto": "https"}
+    assert http.post("/v1/sessions", headers=headers, json={}).status_code == 201, "a proxy of this machine has TLS"
 
 
 def test_a_socket_is_for_pages_of_the_server(http: httpx.Client) -> None:
@@ -78,11 +80,6 @@ def test_a_socket_is_for_pages_of_the_server(http: httpx.Client) -> None:
         with pytest.raises(InvalidStatus) as refused, connect(url, origin=other):  # type: ignore[arg-type]
             pass
         assert refused.value.response.status_code == 403
-
-
-def test_a_proxy_of_this_machine_says_that_it_has_tls(http: httpx.Client) -> None:
-    headers = {"Host": "localhost", "Origin": "https://localhost", "X-Forwarded-Proto": "https"}
-    assert http.post("/v1/sessions", headers=headers, json={}).status_code == 201
 
 
 PRIVATE = ["192.0.2.1:8000", "[2001:db8::1]", "djinn", "djinn:8000", "djinn.lab.svc.cluster.local", "a.internal"]
