@@ -185,13 +185,13 @@ def test_a_session_whose_next_home_has_left_is_found_by_asking_all(stubs: Stubs)
 
 
 def test_a_name_begins_anew_only_when_all_say_that_nobody_has_it(stubs: Stubs) -> None:
-    known = Known({}, {name_key(None, "mine"): "a"})
+    known = Known({}, {name_key(None, name): "a" for name in ("mine", "yours")})
     with serving_door(stubs.urls, known) as door:
         named = Stubs(stubs.a, stubs.b, stubs.urls, door)
         stubs.a.moved = {"": f"gone {NOWHERE}"}
-        for busy in (error_response(429, "tenant_limit"), Response(b"{")):
+        for name, busy in (("mine", error_response(429, "tenant_limit")), ("yours", Response(b"{"))):
             stubs.b.busy = busy
-            assert code(named.call("mine")) == (503, "replica_away")
+            assert code(named.call(name)) == (503, "replica_away")
         stubs.b.busy = None
         wait_until(lambda: named.call("mine").status_code == 200)
         assert known.places[name_key(None, "mine")] == "b"
