@@ -13,15 +13,12 @@ from app.tools.definitions import Tool
 from app.tools.formats import ARGUMENTS, IS_TEXT, NAME, ToolFormat
 from app.tools.reader import (
     QUOTE,
-    CallArguments,
-    CallBegun,
+    AnswerReader,
     JsonScan,
     Piece,
     Speech,
-    TextReader,
     load_json,
     load_whole,
-    new_call_id,
     read_calls,
     undecided,
 )
@@ -176,11 +173,12 @@ def _goes_on(text: str, form: ToolFormat) -> bool:
     return scan.depth > 0
 
 
-class CallReader(TextReader):
+class CallReader(AnswerReader):
     """An `AnswerReader` of a format whose calls have an end. A call comes when it is whole."""
 
     def __init__(self, form: ToolFormat, tools: Sequence[Tool], **options: bool) -> None:
-        super().__init__(form, tools, **options)
+        super().__init__(tools, **options)
+        self._form = form
         self._opening, self._closing = form.opening.strip(), form.closing.strip()
         self._markers = [marker for marker in (form.begin, self._opening, self._closing) if marker]
         self._held: list[str] = []
@@ -193,11 +191,6 @@ class CallReader(TextReader):
         self._is_quoted = False
         self._speech = Speech()
         self._has_said = False
-        self._is_cut = False
-
-    @property
-    def is_whole(self) -> bool:
-        return self.calls > 0 and not self._is_cut
 
     def _finish(self, cut: bool) -> Iterator[Piece]:
         yield from self._read(last=not cut or self._whole_markers)
@@ -256,9 +249,7 @@ class CallReader(TextReader):
         self._unclaimed.clear()
         self._speech.drop_space()
         for name, arguments in calls:
-            self.calls += 1
-            yield CallBegun(self.calls - 1, new_call_id(self._form), name)
-            yield CallArguments(self.calls - 1, arguments)
+            yield from self._call(self._form, name, arguments)
 
     def _say(self, text: str) -> Iterator[Piece]:
         if not text:

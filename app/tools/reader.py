@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Protocol
+from typing import Any
 
 from app.domain.values import FinishReason
 from app.messages import TurnFinished
@@ -53,45 +53,104 @@ class CallArguments:
 Piece = Content | Reasoning | CallBegun | CallArguments
 
 
-class AnswerReader(Protocol):
+class AnswerReader:
     """Reads one answer as it comes. Text that is no call that can be read is content, so that nothing is lost.
 
     No text makes it raise, and each character costs the same, however long the answer is.
     """
 
+    def __init__(
+        self,
+        tools: Sequence[Tool] = (),
+        *,
+        only_at_start: bool = False,
+        only_calls: bool = False,
+        is_held: bool = False,
+        whole_markers: bool = False,
+    ) -> None:
+        """`tools` may be called; a call of any other is content.
+
+        - `only_at_start`: an answer that does not begin with a call has none, whatever it says.
+        - `only_calls`: the answer's grammar allows nothing else. If it is cut, its end is markup and no content.
+        - `is_held`: a grammar makes all calls whole: no piece has to wait, and no call is quoted.
+        - `whole_markers`: the model writes each marker as one token: then the beginning of one is text, even where the
+          answer is cut.
+        """
+        self._tools = {tool.name: tool for tool in tools}
+        self._only_at_start = only_at_start
+        self._only_calls = only_calls
+        self._is_held = is_held or only_calls
+        self._whole_markers = whole_markers
+        self._text = ""
+        """What has not been read."""
+        self.calls = 0
+        self._is_cut = False
+        """Whether the last call is no call to its end."""
+
     @property
     def is_whole(self) -> bool:
         """Whether there are calls, and the arguments of each are a JSON object to its end."""
-        ...
+        return self.calls > 0 and not self._is_cut
 
     def push(self, text: str) -> Iterator[Piece]:
         """Take the next text."""
-        ...
+        self._text += text
+        return self._told(self._read(last=False))
 
     def finish(self, *, cut: bool = False) -> Iterator[Piece]:
         """What is left when no more text comes. `cut`: the model had not ended, so the beginning of a call is none of
         the content.
         """
-        ...
+        return self._told(self._finish(cut))
+
+    def _told(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        return (piece for piece in pieces if not (self._only_calls and isinstance(piece, Content)))
+
+    def _read(self, *, last: bool) -> Iterator[Piece]:
+        """Read as far as the text has come; if it is the `last`, nothing waits for more."""
+        raise NotImplementedError
+
+    def _finish(self, cut: bool) -> Iterator[Piece]:
+        raise NotImplementedError
+
+    def _call(self, form: ToolFormat, name: str, arguments: str) -> Iterator[Piece]:
+        """The next call, with the arguments that there are."""
+        self.calls += 1
+        yield CallBegun(self.calls - 1, new_call_id(form), name)
+        if arguments:
+            yield CallArguments(self.calls - 1, arguments)
+
+    def _take(self, length: int) -> str:
+        taken, self._text = self._text[:length], self._text[length:]
+        return taken
 
 
-class ThinkingReader(AnswerReader, Protocol):
+class ThinkingReader(AnswerReader):
     """An `AnswerReader` of a model that thinks."""
+
+    def __init__(self, tools: Sequence[Tool] = (), **options: bool) -> None:
+        super().__init__(tools, **options)
+        self._taken = 0
+        """Bytes of UTF-8 that have been read."""
+        self._end = 0
+        """Those up to the end of the thoughts."""
+        self.content_start: int | None = None
+        """Bytes of UTF-8 of the text before the content; None: it has not begun."""
 
     @property
     def is_thinking(self) -> bool:
         """Whether all that has been read are thoughts, or may yet turn out to be."""
-        ...
+        raise NotImplementedError
 
     @property
     def thought_bytes(self) -> int | None:
         """Bytes of UTF-8 of the text up to the end of its thoughts; None: they go on."""
-        ...
+        raise NotImplementedError
 
-    @property
-    def content_start(self) -> int | None:
-        """Bytes of UTF-8 of the text before the content; None: it has not begun."""
-        ...
+    def _take(self, length: int) -> str:
+        taken = super()._take(length)
+        self._taken += len(taken.encode(errors="surrogatepass"))
+        return taken
 
 
 class Answer:
@@ -100,16 +159,15 @@ class Answer:
     def __init__(
         self,
         reader: AnswerReader | None = None,
-        thoughts: ThinkingReader | None = None,
         token_bytes: Callable[[int], int] = lambda token_id: 0,
         end_id: int | None = None,
     ) -> None:
-        """`reader` finds the calls; None: there are no tools, and all of the answer is content. `thoughts` is the same
-        reader where the model thinks. Thoughts end with the token `end_id`; if no token stands for their end,
-        `token_bytes`, which gives the bytes of text of a token, tells where that is.
+        """`reader` finds the calls; None: there are no tools, and all of the answer is content. The thoughts of a
+        `ThinkingReader` end with the token `end_id`; if no token stands for their end, `token_bytes`, which gives the
+        bytes of text of a token, tells where that is.
         """
         self._reader = reader
-        self._thoughts = thoughts
+        self._thoughts = reader if isinstance(reader, ThinkingReader) else None
         self._token_bytes = token_bytes
         self._end_id = end_id
         self._bytes = 0
@@ -316,70 +374,14 @@ class _State(Enum):
     """In an object that does not begin as a call of a tool does."""
 
 
-class TextReader:
-    """What all readers of calls do alike: hold text that has not been read, and tell no content where the answer's
-    grammar allows none.
-    """
-
-    def __init__(
-        self,
-        form: ToolFormat,
-        tools: Sequence[Tool],
-        *,
-        only_at_start: bool = False,
-        only_calls: bool = False,
-        is_held: bool = False,
-        whole_markers: bool = False,
-    ) -> None:
-        """`tools` may be called; a call of any other is content.
-
-        - `only_at_start`: an answer that does not begin with a call has none, whatever it says.
-        - `only_calls`: the answer's grammar allows nothing else. If it is cut, its end is markup and no content.
-        - `is_held`: a grammar makes all calls whole: no piece has to wait, and no call is quoted.
-        - `whole_markers`: the model writes each marker as one token.
-        """
-        self._form = form
-        self._tools = {tool.name: tool for tool in tools}
-        self._only_at_start = only_at_start
-        self._only_calls = only_calls
-        self._is_held = is_held or only_calls
-        self._whole_markers = whole_markers
-        """Whether each marker is one token: then the beginning of one is text, even where the answer is cut."""
-        self._text = ""
-        """What has not been read."""
-        self.calls = 0
-
-    def push(self, text: str) -> Iterator[Piece]:
-        """As `AnswerReader.push`."""
-        self._text += text
-        return self._told(self._read(last=False))
-
-    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
-        """As `AnswerReader.finish`."""
-        return self._told(self._finish(cut))
-
-    def _told(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        return (piece for piece in pieces if not (self._only_calls and isinstance(piece, Content)))
-
-    def _read(self, *, last: bool) -> Iterator[Piece]:
-        """Read as far as the text has come; if it is the `last`, nothing waits for more."""
-        raise NotImplementedError
-
-    def _finish(self, cut: bool) -> Iterator[Piece]:
-        raise NotImplementedError
-
-    def _take(self, length: int) -> str:
-        taken, self._text = self._text[:length], self._text[length:]
-        return taken
-
-
-class FamilyReader(TextReader):
+class FamilyReader(AnswerReader):
     """An `AnswerReader`. Arguments come as the model wrote them where a call has its usual form: at once when they end,
     or piece by piece if they are long.
     """
 
     def __init__(self, form: ToolFormat, tools: Sequence[Tool], **options: bool) -> None:
-        super().__init__(form, tools, **options)
+        super().__init__(tools, **options)
+        self._form = form
         self._ends_of_calls = tuple(marker for marker in (form.end_marker, form.marker) if marker)
         self._only_at_start = self._only_at_start or not form.marker
         self._state = _State.START if self._only_at_start else _State.CONTENT
@@ -649,11 +651,8 @@ class FamilyReader(TextReader):
         self._speech.drop_space()
         self._unclaimed.clear()
         self._object.clear()
-        self.calls += 1
         self._is_told = True
-        yield CallBegun(self.calls - 1, new_call_id(self._form), self._name)
-        if arguments:
-            yield CallArguments(self.calls - 1, arguments)
+        yield from self._call(self._form, self._name, arguments)
 
     def _give_back(self, *, but: str = "") -> Iterator[Piece]:
         """Go on with content, which what has led to no call is too. White space and what ends a call say nothing."""

@@ -35,10 +35,19 @@ from app.tools.grammar import (
     plain_grammar,
     with_spaces,
 )
-from app.tools.harmony import HarmonyReader
 from app.tools.lark import PREFIX, START
 from app.tools.reader import Answer, AnswerReader, FamilyReader
-from app.tools.thinking import EFFORT, HARMONY_EFFORTS, SWITCHES, Heeded, Opening, Seal, ThoughtReader, Wish
+from app.tools.thinking import (
+    EFFORT,
+    HARMONY_EFFORTS,
+    SWITCHES,
+    HarmonyReader,
+    Heeded,
+    Opening,
+    Seal,
+    ThoughtReader,
+    Wish,
+)
 
 if TYPE_CHECKING:
     from transformers.utils.chat_parsing.response_templates import ResponseTemplate
@@ -283,10 +292,9 @@ class ToolSupport:
             return len(self._tokens.token_bytes(token_id)) if is_text else 0
 
         if self._form is HARMONY and self._template is None:
-            harmony = HarmonyReader(
-                use.callable, only_calls=only_calls, whole_markers=self._are_tokens(self._form.markers)
-            )
-            return Answer(harmony, harmony, token_bytes, self._end_of_thoughts)
+            are_tokens = self._are_tokens(self._form.markers)
+            harmony = HarmonyReader(use.callable, only_calls=only_calls, whole_markers=are_tokens)
+            return Answer(harmony, token_bytes, self._end_of_thoughts)
         calls: AnswerReader | None = None
         if use.callable and self._template is not None:
             from app.tools.template_reader import TemplateReader
@@ -306,7 +314,7 @@ class ToolSupport:
             return Answer(calls)
         of_thoughts = self._are_tokens(self.thinking.markers)
         reader = ThoughtReader(self.thinking, calls, opening, whole_markers=of_thoughts)
-        return Answer(reader, reader, token_bytes, self._end_of_thoughts)
+        return Answer(reader, token_bytes, self._end_of_thoughts)
 
 
 def _without_thoughts(message: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
 from app.tools.definitions import Tool
 from app.tools.formats import ToolFormat
-from app.tools.reader import CallArguments, CallBegun, Content, Piece, Speech, new_call_id, read_calls
+from app.tools.reader import AnswerReader, Content, Piece, Speech, read_calls
 
 CALLS = "tool_calls"
 MAX_FED = 4096
@@ -19,53 +19,45 @@ MAX_CLOSE = 256
 """Characters of what ends calls."""
 
 
-class TemplateReader:
-    """An `AnswerReader` for a `response_template`. A call comes once it is complete."""
+class TemplateReader(AnswerReader):
+    """Reads as a `response_template` says. A call comes once it is complete."""
 
     def __init__(self, form: ToolFormat, template: ResponseTemplate, tools: Sequence[Tool]) -> None:
-        """`tools` may be called; a call of any other is content."""
+        super().__init__(tools)
         self._form = form
         self._template = template
-        self._names = frozenset(tool.name for tool in tools)
         self._parser: ResponseParser | None = ResponseParser(template, prefix="")
         self._fed = 0
         """Characters that it has had."""
-        self._waiting = ""
-        """Text that it has not had."""
         self._unread: list[str] = []
         """Text of a region of calls that is open, or in the parser's hands."""
         self._held = 0
         """Its characters."""
         self._in_calls = False
         self._speech = Speech()
-        self.calls = 0
-
-    @property
-    def is_whole(self) -> bool:
-        return self.calls > 0
 
     def push(self, text: str) -> Iterator[Piece]:
         return _joined(self._pushed(text))
 
     def _pushed(self, text: str) -> Iterator[Piece]:
-        self._waiting += text
-        goes_on = not self._may_close(len(text)) if self._in_calls else self._waiting.isspace()
-        if goes_on and len(self._waiting) * SHARE < self._held:
+        self._text += text
+        goes_on = not self._may_close(len(text)) if self._in_calls else self._text.isspace()
+        if goes_on and len(self._text) * SHARE < self._held:
             return
         # Otherwise one by one, so that what ends a region is the last of `_unread`.
-        yield from self._feed([self._waiting] if goes_on else self._waiting)
+        yield from self._feed([self._text] if goes_on else self._text)
 
     def _may_close(self, length: int) -> bool:
         """Whether the calls may end in the last `length` characters."""
         close = self._template.fields[CALLS].close_re
         if close is None:
             return False
-        before = "".join(self._unread[-MAX_CLOSE:])[-MAX_CLOSE:] if len(self._waiting) < length + MAX_CLOSE else ""
-        text = (before + self._waiting)[-MAX_CLOSE - length :]
+        before = "".join(self._unread[-MAX_CLOSE:])[-MAX_CLOSE:] if len(self._text) < length + MAX_CLOSE else ""
+        text = (before + self._text)[-MAX_CLOSE - length :]
         return bool(close.search(text, partial=True).start() < len(text))
 
     def _feed(self, texts: Iterable[str]) -> Iterator[Piece]:
-        self._waiting = ""
+        self._text = ""
         for text in texts:
             if self._parser is None:
                 yield from self._speech.say(text)
@@ -81,7 +73,7 @@ class TemplateReader:
                 yield from self._pieces(events)
 
     def finish(self, *, cut: bool = False) -> Iterator[Piece]:
-        yield from _joined(self._feed(self._waiting))
+        yield from _joined(self._feed(self._text))
         if self._parser is not None and cut and self._held:
             self._speech.drop_space()
         elif self._parser is not None:
@@ -100,15 +92,13 @@ class TemplateReader:
             if is_calls and kind != "region_chunk":
                 self._in_calls = kind == "region_open"
             if kind == "region_close" and is_calls:
-                calls = read_calls(event["value"], self._names)
+                calls = read_calls(event["value"], self._tools)
                 if calls is None:
                     yield from self._speech.say("".join(self._unread))
                 self._keep("")
                 for name, arguments in calls or ():
                     self._speech.drop_space()
-                    self.calls += 1
-                    yield CallBegun(self.calls - 1, new_call_id(self._form), name)
-                    yield CallArguments(self.calls - 1, arguments)
+                    yield from self._call(self._form, name, arguments)
             elif kind == "region_chunk" and not is_calls:
                 self._keep("".join(self._unread).rpartition(event["text"])[2])
                 yield from self._speech.say(event["text"])

@@ -12,8 +12,8 @@ from tokenizers import AddedToken
 from app.tools.calls import CallReader
 from app.tools.definitions import Tool
 from app.tools.formats import HARMONY, HERMES, LLAMA, MISTRAL, TOOL_FORMATS, ToolFormat
-from app.tools.harmony import HarmonyReader
 from app.tools.reader import FamilyReader
+from app.tools.thinking import HarmonyReader
 from tests.hugging_face import byte_tokenizer
 
 FORMATS = pytest.mark.parametrize("form", [HERMES, MISTRAL, LLAMA], ids=lambda form: form.name)

@@ -64,7 +64,7 @@ def told(
     if thoughts is not None:
         text = f"{thoughts}</think>\n\n{text}"
         reader = ThoughtReader(cast("Any", find_chat_format("</think>")[1]), reader, Opening.OPEN)
-        answer = Answer(reader, reader)
+        answer = Answer(reader)
     response = ResponseObject.begin(body, body.to_params(NEUTRAL), "resp_1", 1)
     writer = ResponseWriter(response, cast("Tokens", None), answer, {each.tool.name: each for each in tools})
     end = TurnFinished(Ticket(1), reason, TurnUsage(1, 0, 9, 0), 10)
