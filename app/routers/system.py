@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -78,18 +79,7 @@ async def get_metrics(services: ServicesDep) -> Response:
 @router.get("/version", operation_id="getVersion", responses=errors())
 async def get_version(services: ServicesDep) -> Version:
     """What runs here."""
-    info = services.info
-    return Version(
-        version=VERSION,
-        model=info.name,
-        device=info.device,
-        dtype=info.dtype,
-        kv_dtype=info.kv_dtype,
-        num_layers=info.num_layers,
-        hidden_size=info.hidden_size,
-        vocab_size=info.vocab_size,
-        max_model_len=info.max_model_len,
-    )
+    return Version(version=VERSION, model=services.info.name, **asdict(services.info))
 
 
 @router.get("/v1/points", operation_id="listPoints", responses=errors())
