@@ -213,16 +213,11 @@ class WhenView(View):
     every: int | None
 
 
-class TopFeaturesView(BaseModel):
+class TopFeaturesView(View):
     """Which dictionary is read, as it was when the breakpoint was armed."""
 
-    dictionary: str
+    dictionary: str = Field(validation_alias="name")
     top_k: int
-
-    @classmethod
-    def of(cls, found: TopFeatures | None) -> Self | None:
-        """The wire form; None: the breakpoint has none."""
-        return None if found is None else cls(dictionary=found.name, top_k=found.top_k)
 
 
 class BreakpointView(View):
@@ -235,11 +230,9 @@ class BreakpointView(View):
     action: Action
     when: WhenView
     edits: list[Annotated[EditView, BeforeValidator(EditView.of)]]
-    probe: Annotated[ProbeView | None, BeforeValidator(ProbeView.of)]
-    features: Annotated[TopFeaturesView | None, BeforeValidator(TopFeaturesView.of)]
-    gate: Annotated[GateView | None, BeforeValidator(GateView.of)] = Field(
-        description="the condition on a value that `when` had; null: there was none"
-    )
+    probe: ProbeView | None
+    features: TopFeaturesView | None
+    gate: GateView | None = Field(description="the condition on a value that `when` had; null: there was none")
     once: bool
     timeout_s: float
     on_timeout: OnTimeout

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -87,19 +88,7 @@ class DictionaryView(BaseModel):
     @classmethod
     def of(cls, name: str, found: Dictionary, *, loaded: bool) -> Self:
         """The wire form of a dictionary of that name."""
-        return cls(
-            name=name,
-            architecture=found.architecture,
-            layer=found.layer,
-            point=found.point,
-            writes=found.writes,
-            width=found.width,
-            features=found.features,
-            k=found.k,
-            bytes=found.file.bytes,
-            loaded=loaded,
-            url=page_of(found),
-        )
+        return cls(**asdict(found), name=name, bytes=found.file.bytes, loaded=loaded, url=page_of(found))
 
 
 class DictionaryList(BaseModel):

@@ -1,13 +1,14 @@
 """Bodies about edits: what is changed at a point, by what, at which positions, and where that holds."""
 
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from app.domain.breakpoints import ALL, LAST, Edit, EditOp, Feature, Gate, PartKind, Positions, TensorData
+from app.domain.breakpoints import ALL, LAST, Edit, EditOp, Feature, PartKind, Positions, TensorData
 from app.domain.points import Point
-from app.wire.base import MAX_COUNT, LongList, TextOrList, WireModel
+from app.wire.base import MAX_COUNT, LongList, TextOrList, View, WireModel
 from app.wire.points import Layer, PointName
 from app.wire.tensors import norm, to_float32, vector_of
 
@@ -256,24 +257,17 @@ class FeatureView(BaseModel):
         """The wire form; None: there is none."""
         if found is None:
             return None
-        k = None if found.of_topk is None else found.of_topk.k
-        rule = {"scale": found.scale, "bias": found.bias, "gate": found.gate, "threshold": found.threshold}
-        return cls(**rule, k=k, reads=found.reads)
+        return cls(**asdict(found), k=None if found.of_topk is None else found.of_topk.k)
 
 
-class GateView(BaseModel):
+class GateView(View):
     """Where something is done. An end that is null does not count. Of a feature or a probe `along` has its weights, and
     the ends are those of the number before its last function.
     """
 
-    along: EditVectorView
+    along: Annotated[EditVectorView, BeforeValidator(EditVectorView.of)]
     above: float | None
     below: float | None
-
-    @classmethod
-    def of(cls, gate: Gate | None) -> Self | None:
-        """The wire form; None: there is none."""
-        return None if gate is None else cls(along=EditVectorView.of(gate.along), above=gate.above, below=gate.below)
 
 
 class EditView(BaseModel):
@@ -309,5 +303,5 @@ class EditView(BaseModel):
             positions=[first, end] if end is not None else "last" if edit.positions == LAST else "all",
             keep_norm=edit.keep_norm,
             max_norm=edit.max_norm,
-            when=GateView.of(edit.gate),
+            when=edit.gate,
         )

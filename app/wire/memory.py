@@ -144,14 +144,9 @@ class MemoryView(BaseModel):
     def of(cls, memory: MemoryMap, policy: KVPolicy) -> Self:
         """The wire form of the engine's map."""
         return cls(
-            text=memory.text,
-            adapters=memory.adapters,
+            **{name: getattr(memory, name) for name in ("text", "adapters", "stack", "moves", "counts", "sessions")},
             data=DataView.of(memory),
-            stack=memory.stack,
             policy=policy,
-            moves=memory.moves,
-            counts=memory.counts,
-            sessions=memory.sessions,
             sessions_by_tier={tier: memory.sessions_by_tier.get(tier, 0) for tier in Tier},
             turns_running=memory.running,
             turns_waiting=memory.waiting,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -16,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from app.domain.breakpoints import Probe, Then
+from app.domain.breakpoints import Then
 from app.domain.errors import FieldOutOfRange
 from app.domain.points import Point
 from app.domain.uploads import LensKind, StoredFile, StoredProbe, Translators
 from app.domain.values import ModelInfo
-from app.wire.base import MAX_COUNT, WireModel
+from app.wire.base import MAX_COUNT, View, WireModel
 from app.wire.edits import VECTOR_NAME, Float32, VectorName
 from app.wire.points import as_number, find_place
 from app.wire.tensors import check_array, read_arrays
@@ -54,10 +55,7 @@ class NamedProbeView(BaseModel):
     @classmethod
     def of(cls, name: str, found: StoredProbe) -> Self:
         """The wire form of a probe of that name."""
-        output = "sigmoid" if found.sigmoid else "none"
-        return cls(
-            name=name, layer=found.layer, point=found.point, width=found.width, hidden=found.hidden, output=output
-        )
+        return cls(**asdict(found), name=name, output="sigmoid" if found.sigmoid else "none")
 
 
 class NamedProbeList(BaseModel):
@@ -84,17 +82,12 @@ class ProbeBody(WireModel):
         return self
 
 
-class ProbeView(BaseModel):
+class ProbeView(View):
     """A probe as it was when its breakpoint was armed."""
 
     name: str
     above: float | None
     then: Then | None
-
-    @classmethod
-    def of(cls, probe: Probe | None) -> Self | None:
-        """The wire form; None: the breakpoint has none."""
-        return None if probe is None else cls(name=probe.name, above=probe.above, then=probe.then)
 
 
 def read_probe(
