@@ -163,15 +163,13 @@ ToolChoice = Annotated[
 def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) -> ToolUse:
     """What a turn may do with the tools. Raises `FieldOutOfRange` if the fields do not fit together."""
     match choice:
-        case None:
-            return ToolUse.of(tools, ToolMode.AUTO if tools else ToolMode.NONE, None, parallel=parallel)
         case NamedTool():
             return ToolUse.of(tools, ToolMode.REQUIRED, frozenset({choice.function.name}), parallel=False)
         case AllowedToolsChoice(allowed_tools=allowed):
             names = frozenset(each.function.name for each in allowed.tools)
             return ToolUse.of(tools, ToolMode(allowed.mode), names, parallel=parallel)
         case _:
-            return ToolUse.of(tools, ToolMode(choice), None, parallel=parallel)
+            return ToolUse.of(tools, ToolMode(choice or "auto"), None, parallel=parallel)
 
 
 def parallel_without_effect(tools: Sequence[object], *, parallel: bool) -> list[str]:

@@ -353,8 +353,6 @@ def response_tool_use(
     """
     seen = [each.tool for each in offered]
     match choice:
-        case None:
-            return ToolUse.of(seen, ToolMode.AUTO if seen else ToolMode.NONE, None, parallel=parallel)
         case ToolChosen():
             return ToolUse.of(seen, ToolMode.REQUIRED, frozenset({_chosen(offered, choice)}), parallel=False)
         case AllowedToolsChosen(mode=mode):
@@ -368,7 +366,7 @@ def response_tool_use(
             message = f"tool_choice: a call is required, and no server runs {left_out} here"
             raise FieldOutOfRange(message, param="tool_choice")
         case _:
-            return ToolUse.of(seen, ToolMode(choice), None, parallel=parallel)
+            return ToolUse.of(seen, ToolMode(choice or "auto"), None, parallel=parallel)
 
 
 def _chosen(offered: Sequence[OfferedTool], choice: ToolChosen) -> str:

@@ -6,7 +6,6 @@ from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import FileResponse
-from pydantic import ValidationError
 
 from app.batches.files import DeletedFile, FileFields, FileList, FileObject, FilePurpose, FilesQuery
 from app.batches.requests import Batch, BatchBody, BatchesQuery, BatchList
@@ -14,7 +13,7 @@ from app.domain.errors import NotFound
 from app.routers.api_calls import IGNORED_DESCRIPTION, IgnoredDep, OpenAIRoute, openai_errors, page_of
 from app.routers.dependencies import OwnerDep, ServicesDep
 from app.web.bodies import FILE, OCTET_STREAM
-from app.web.errors import ANTHROPIC_VERSION, describe_body
+from app.web.errors import ANTHROPIC_VERSION, read_body
 from app.web.multipart import read_form
 
 FILES_PATH = "/v1/files"
@@ -75,10 +74,7 @@ def _read_fields(fields: dict[str, bytes]) -> FileFields:
                 within[inner[:-1]] = int(text) if text.isdecimal() and text.isascii() else text
         else:
             given[name] = text
-    try:
-        return FileFields.model_validate(given)
-    except ValidationError as error:
-        raise describe_body(FileFields, error) from error
+    return read_body(FileFields, given)
 
 
 @router.get("", operation_id="listFiles", response_model=FileList, responses=openai_errors())

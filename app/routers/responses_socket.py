@@ -6,10 +6,9 @@ from typing import Any
 
 import orjson
 from fastapi import WebSocket, WebSocketDisconnect
-from pydantic import ValidationError
 from starlette.routing import WebSocketRoute
 
-from app.domain.errors import BadRequest, DjinnError, MalformedRequest
+from app.domain.errors import DjinnError, MalformedRequest
 from app.openai.response_events import Event
 from app.openai.response_input import ResponseBody
 from app.openai.response_store import UnstoredConversation
@@ -17,7 +16,7 @@ from app.routers.api_calls import ApiCall, as_bad_request, client_hints, name_in
 from app.routers.dependencies import Services
 from app.routers.response_call import start_response
 from app.web.bodies import read_in_turn
-from app.web.errors import describe_body, error_body, error_response, visible_error
+from app.web.errors import error_body, error_response, read_body, visible_error
 from app.wire.calls import IgnoredFields
 
 CREATE = "response.create"
@@ -83,7 +82,7 @@ class ResponseConnection:
                     client=client,
                     stays_connected=True,
                 )
-                body = _body(fields)
+                body = read_body(ResponseBody, fields)
                 if body.background:  # what runs here ends with the connection
                     body = body.model_copy(update={"background": False})
                     ignored.add(["background"])
@@ -102,14 +101,6 @@ class ResponseConnection:
 
     async def _send(self, event: Event) -> None:
         await self._websocket.send_text(orjson.dumps(event).decode())
-
-
-def _body(fields: dict[str, Any]) -> ResponseBody:
-    """Raises `BadRequest` for invalid fields."""
-    try:
-        return ResponseBody.model_validate(fields)
-    except ValidationError as error:
-        raise BadRequest(describe_body(ResponseBody, error)) from error
 
 
 def _error_event(error: Exception) -> Event:

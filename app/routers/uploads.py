@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 from numpy.typing import NDArray
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange, TooLarge
@@ -16,7 +16,7 @@ from app.domain.uploads import Dictionary, StoredFile, StoredProbe, Translators,
 from app.routers.dependencies import OwnerDep, Services, ServicesDep, errors
 from app.sessions.side_work import FILE_BYTES_PER_S, Lane
 from app.web.bodies import FILE, FILE_BODY, file_response
-from app.web.errors import describe_body
+from app.web.errors import read_body
 from app.web.multipart import read_form
 from app.web.openapi import REF
 from app.wire.breakpoints import VectorList, VectorQuery, VectorView
@@ -33,7 +33,6 @@ from app.wire.probes import (
 )
 from app.wire.tensors import read_one, write_file
 
-T = TypeVar("T", bound=BaseModel)
 Read = tuple[Callable[[StoredFile], Uploaded], Mapping[str, NDArray[np.float32]]]
 """What is known of an upload but for its file, and the tensors of that."""
 
@@ -112,7 +111,7 @@ async def _create(
     services: Services,
     owner: str | None,
     kind: UploadKind,
-    form: type[T],
+    form: type[BaseModel],
     read: Callable[..., Read],
     *small: str,
 ) -> tuple[str, Any]:
@@ -135,10 +134,7 @@ async def _create(
             content_type = request.headers.get("content-type", "")
             _, values = await read_form(content_type, request.stream(), WEIGHTS, write, most=MAX_FIELD)
         files = [values.pop(name, None) for name in small]
-        try:
-            asked: Any = form.model_validate({name: each.decode("utf-8", "replace") for name, each in values.items()})
-        except ValidationError as error:
-            raise describe_body(form, error) from error
+        asked: Any = read_body(form, {name: each.decode("utf-8", "replace") for name, each in values.items()})
         async with services.side_work.turn(owner, Lane.FILE) as piece:
             piece.seconds = written / FILE_BYTES_PER_S
             make, tensors = await asyncio.to_thread(read, part, asked, services.info, *files)

@@ -81,7 +81,7 @@ class ToolUse:
 
     @classmethod
     def of(cls, tools: Sequence[Tool], mode: ToolMode, named: frozenset[str] | None, *, parallel: bool) -> Self:
-        """The use that a client asks for; `named` are the tools that it allows, None: all.
+        """The use that a client asks for; `named` are the tools that it allows, None: all. Without tools it is none.
 
         Raises `FieldOutOfRange` for a tool that is there twice, or is named and is not there, and for a call that must
         be made without tools.

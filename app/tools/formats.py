@@ -265,10 +265,6 @@ HARMONY = ToolFormat(
 )
 """gpt-oss: an answer is messages, each with a channel, and `<|call|>` ends the turn."""
 
-TOOL_FORMATS = (
-    *(HARMONY, GEMMA, LFM, MINIMAX, KIMI, DEEPSEEK_DSML, DEEPSEEK_V3, DEEPSEEK, GLM, QWEN_CODER),
-    *(MISTRAL_NAMES, MISTRAL, HERMES, LLAMA),
-)
 _SIGNS: tuple[tuple[str, ToolFormat], ...] = (
     (r"<\|channel\|>", HARMONY),
     (r"<\|tool_call>", GEMMA),
@@ -286,6 +282,7 @@ _SIGNS: tuple[tuple[str, ToolFormat], ...] = (
     (r'"parameters": ', LLAMA),
 )
 """What the source of a chat template has where a family writes so; the first that fits."""
+TOOL_FORMATS = tuple(form for _, form in _SIGNS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -175,6 +175,7 @@ def _describe(root: Schema, problem: Problem, location: Sequence[str | int]) -> 
     return field, f"{whose}{allowed(schemas)}; got {given(came)}"
 
 
+Body = TypeVar("Body", bound=BaseModel)
 SHOWN_PROBLEMS = 3
 ELSEWHERE = {"query": " in the query string", "header": " as a header"}
 """Where a missing field belongs, if not in the body."""
@@ -196,9 +197,12 @@ def describe_validation(request: Request, error: RequestValidationError) -> Djin
     return _refusal(told)
 
 
-def describe_body(model: type[BaseModel], error: ValidationError) -> DjinnError:
-    """The first problems of a body that came by another way than a request."""
-    return _refusal(islice(described(model, error), SHOWN_PROBLEMS))
+def read_body(model: type[Body], fields: Mapping[str, Any]) -> Body:
+    """A body that came by another way than a request. Raises `FieldOutOfRange` with its first problems."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise _refusal(islice(described(model, error), SHOWN_PROBLEMS)) from error
 
 
 def described(model: type[BaseModel], error: ValidationError) -> Iterator[tuple[str, str]]:
