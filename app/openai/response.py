@@ -94,6 +94,11 @@ class IncompleteDetails(BaseModel):
     reason: Literal["max_output_tokens", "content_filter"]
 
 
+AS_ASKED = (
+    *("background", "instructions", "max_output_tokens", "model", "parallel_tool_calls", "previous_response_id"),
+    *("store", "user"),
+)
+"""Fields of a request that its response has too."""
 CONVERSATION = "conv"
 """What the id of a conversation begins with that a client has opened by itself."""
 
@@ -142,18 +147,12 @@ class ResponseObject(BaseModel):
         used = [tool for tool in body.tools if not isinstance(tool, HostedTool)]
         tools = [tool.model_dump(include=set(type(tool).model_fields)) for tool in used]
         return cls(
+            **{name: getattr(body, name) for name in AS_ASKED},
             id=id,
             created_at=created_at,
             status="queued" if body.background else "in_progress",
-            background=body.background,
-            instructions=body.instructions,
-            max_output_tokens=body.max_output_tokens,
-            model=body.model,
             output=[],
-            parallel_tool_calls=body.parallel_tool_calls,
-            previous_response_id=body.previous_response_id,
             conversation=None if body.conversation is None else ConversationRef(id=body.conversation.id),
-            store=body.store,
             temperature=sampling.temperature,
             text=encoded({"format": body.text_format.model_dump(by_alias=True, exclude_none=True)}),
             tool_choice=bare(choice).model_dump(exclude_none=True)
@@ -162,7 +161,6 @@ class ResponseObject(BaseModel):
             tools=encoded(tools),
             top_logprobs=body.top_logprobs or 0,
             top_p=sampling.top_p,
-            user=body.user,
             metadata=dict(body.metadata or {}),
         )
 

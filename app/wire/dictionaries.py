@@ -300,13 +300,13 @@ class FeaturesQuery(ActivationQuery):
         if self.features is None:
             return ()
         first, colon, end = self.features.partition(":")
-        chosen = tuple(range(int(first), int(end))) if colon else tuple(map(int, self.features.split(",")))
+        chosen = range(int(first), int(end)) if colon else tuple(map(int, self.features.split(",")))
         if len(chosen) > MAX_CHOSEN:
             raise FieldOutOfRange(f"features: at most {MAX_CHOSEN}, not {len(chosen)}", param="features")
         if max(chosen) >= found.features:
             wrong = f"features: {max(chosen)} must be from 0 to {found.features - 1}, those of the dictionary"
             raise FieldOutOfRange(wrong, param="features")
-        return chosen
+        return tuple(chosen)
 
 
 class FeaturesPosition(BaseModel):

@@ -46,9 +46,7 @@ class FindingsView(BaseModel):
         """What that caller may know. `memory`: None while the engine does not tell."""
         sees_all = memory is not None and (is_operator or owner is None)
         capacity = findings.capacity(memory) if memory is not None and sees_all else None
-        return cls.model_validate(
-            {"data": findings.tell(memory, owner, is_operator=is_operator), "capacity": capacity}, from_attributes=True
-        )
+        return cls(data=findings.tell(memory, owner, is_operator=is_operator), capacity=capacity)
 
 
 class TimelineQuery(QueryModel):
@@ -184,7 +182,7 @@ class TurnNews(TimedNews):
     @classmethod
     def of_end(cls, session: Session, end: TurnFinished | Failed, time: float) -> Self:
         """How the turn has ended."""
-        waits = ResumeTimes.of(session.usage)
+        waits = session.usage
         if isinstance(end, Failed):
             return cls(time=time, session_id=session.id, status="failed", resume_ms=waits, code=end.error.code)
         return cls(
@@ -192,7 +190,7 @@ class TurnNews(TimedNews):
             session_id=session.id,
             status="finished",
             finish_reason=end.reason,
-            usage=TurnUsageView.model_validate(end.usage),
+            usage=end.usage,
             resume_ms=waits,
         )
 

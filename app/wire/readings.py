@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from app.messages import Featured, Probed, Reading
-from app.wire.base import is_none
+from app.wire.base import View, is_none
 
 
 def finite(value: float) -> float | None:
@@ -19,19 +19,13 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-class ProbeReading(BaseModel):
+class ProbeReading(View):
     """What a probe has found at `positions` of the history: a value for each; null where it is not finite."""
 
     probe: str
     positions: list[int]
-    values: list[float | None]
+    values: list[Annotated[float | None, BeforeValidator(finite)]]
     halts: bool = Field(description="whether the turn stops or pauses for it")
-
-    @classmethod
-    def of(cls, found: Probed) -> Self:
-        """The wire form of what was found."""
-        values = [finite(value) for value in found.values]
-        return cls(probe=found.probe, positions=list(found.positions), values=values, halts=found.halts)
 
 
 class FeatureActivation(BaseModel):
@@ -61,7 +55,9 @@ class FeaturesReading(BaseModel):
 
 def event_of(found: Reading) -> tuple[str, BaseModel]:
     """The name of the event that tells of it, and its data."""
-    return ("probe", ProbeReading.of(found)) if isinstance(found, Probed) else ("features", FeaturesReading.of(found))
+    if isinstance(found, Probed):
+        return "probe", ProbeReading.model_validate(found)
+    return "features", FeaturesReading.of(found)
 
 
 def by_kind(readings: Iterable[Reading]) -> dict[str, Any]:

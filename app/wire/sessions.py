@@ -6,7 +6,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, WithJson
 from pydantic_core import PydanticCustomError
 
 from app.domain.values import MAX_NAME, Phase, Residency, SessionState, Tier
-from app.sessions.session import Session, SessionUsage
+from app.sessions.session import Session
 from app.wire.base import MAX_COUNT, QueryModel, View, WireModel
 from app.wire.checkpoint import CheckpointView
 
@@ -112,20 +112,15 @@ class KVView(View):
     disk_bytes: int
 
 
-class ResumeTimes(BaseModel):
+class ResumeTimes(View):
     """What the last turn's time to first token was made of, in milliseconds.
 
     `restore` is the wait for KV on its way back to the device, `queue` any other wait.
     """
 
-    queue: float
-    restore: float
-    prefill: float
-
-    @classmethod
-    def of(cls, usage: SessionUsage) -> Self:
-        """That of the last turn."""
-        return cls(queue=usage.queue_ms, restore=usage.restore_ms, prefill=usage.prefill_ms)
+    queue: float = Field(validation_alias="queue_ms")
+    restore: float = Field(validation_alias="restore_ms")
+    prefill: float = Field(validation_alias="prefill_ms")
 
 
 class LastTurn(View):
@@ -161,20 +156,20 @@ class SessionUsageView(BaseModel):
         return cls(
             **{name: getattr(usage, name) for name in tokens},
             **{name: getattr(memory, name) for name in ("bytes_out", "bytes_in", "restores")},
-            resume_ms=ResumeTimes.of(usage),
-            last_turn=usage.last and LastTurn.model_validate(usage.last),
+            resume_ms=usage,
+            last_turn=usage.last,
         )
 
 
-class ForkView(BaseModel):
+class ForkView(View):
     """Which session this one was forked from, and how many tokens that had then. It may be closed by now."""
 
-    session_id: str
+    session_id: str = Field(validation_alias="session")
     tokens: int
 
 
 TIMES = ("created_at", "used_at", "returns_at", "expires_at")
-AS_THEY_ARE = ("id", "state", "phase", "residency", "kv", "metadata", *TIMES)
+AS_THEY_ARE = ("id", "state", "phase", "residency", "kv", "forked_from", "metadata", *TIMES)
 """Fields that a session has under the same names."""
 
 
@@ -208,7 +203,6 @@ class SessionView(BaseModel):
     @classmethod
     def of(cls, session: Session) -> Self:
         """The session as it is now."""
-        origin = session.forked_from
         return cls(
             **{name: getattr(session, name) for name in AS_THEY_ARE},
             tenant=session.owner,
@@ -217,7 +211,6 @@ class SessionView(BaseModel):
             checkpoint=session.pause and CheckpointView.of(session.pause.info, session.pause.expires_at),
             breakpoints=list(session.breakpoints),
             usage=SessionUsageView.of(session),
-            forked_from=origin and ForkView(session_id=origin.session, tokens=origin.tokens),
         )
 
     def seen_by(self, reader: str | None) -> Self:
