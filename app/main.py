@@ -43,7 +43,7 @@ from app.journal.lease import FolderLease
 from app.machine.budget import DiskRoom
 from app.model_store.install import BrokenModel
 from app.model_store.resolve import ResolvedModel, read_generation
-from app.openai.background import BackgroundResponses
+from app.openai.response_events import BackgroundResponses
 from app.openai.response_store import ResponseStore
 from app.routers import (
     anthropic,

@@ -18,7 +18,7 @@ from app.events import EventStreams
 from app.experiments.activations import ActivationJobs, Reader
 from app.exports.exports import Spool
 from app.journal.lease import FolderLease
-from app.openai.background import BackgroundResponses
+from app.openai.response_events import BackgroundResponses
 from app.openai.response_store import ResponseStore
 from app.sessions.findings import Findings
 from app.sessions.history import History

@@ -11,8 +11,7 @@ import openai
 import pytest
 
 from app.domain.errors import NotFound, SessionLimit
-from app.openai.background import BackgroundResponses
-from app.openai.response_events import Event
+from app.openai.response_events import BackgroundResponses, Event
 from app.openai.response_input import ResponseBody
 from app.openai.response_store import UnstoredConversation
 from app.routers.api_calls import ApiCall
