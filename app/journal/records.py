@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter
 
+from app.domain.activations import Dictionary, StoredProbe, Translators, Upload, UploadKey, UploadKind
 from app.domain.breakpoints import Breakpoint, Intervention, Swap, swapped
 from app.domain.homes import Home
-from app.domain.uploads import Dictionary, StoredProbe, Translators, Upload, UploadKey, UploadKind
 from app.domain.values import FinishReason, Phase, Residency, SessionId, TurnUsage
 
 

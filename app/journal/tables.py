@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, astuple, fields
 
+from app.domain.activations import Dictionary, StoredProbe, Translators, Upload, UploadKey, UploadKind
 from app.domain.breakpoints import Breakpoint, Intervention, Swap, TensorData, TensorTable
 from app.domain.homes import MOST_KEPT, Home, Homes, HomeState
-from app.domain.uploads import Dictionary, StoredProbe, Translators, Upload, UploadKey, UploadKind
 from app.domain.values import FinishReason, SessionId, TurnUsage
 from app.journal.records import (
     TOKEN_BYTES,

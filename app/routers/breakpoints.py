@@ -10,11 +10,18 @@ from typing import Annotated, TypeVar
 import orjson
 from fastapi import APIRouter, Query, Request, Response
 
-from app.domain.activations import Activation, Captures, CheckpointInfo
+from app.domain.activations import (
+    Activation,
+    Captures,
+    CheckpointInfo,
+    Dictionary,
+    StoredProbe,
+    Translators,
+    UploadKind,
+)
 from app.domain.breakpoints import Action, Edit, Probe, TensorData, Then
 from app.domain.errors import FieldOutOfRange, NotFound
 from app.domain.points import ABOUT, Point, find_point
-from app.domain.uploads import Dictionary, StoredProbe, Translators, UploadKind
 from app.routers.dependencies import CleanupDep, OwnerDep, Services, ServicesDep, SessionDep, errors, errors_of_file
 from app.routers.edits import checkpoint_target, to_edits, to_gate
 from app.sessions.session import Session

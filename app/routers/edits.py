@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.domain.activations import Activation, CheckpointInfo
+from app.domain.activations import Activation, CheckpointInfo, Dictionary, StoredProbe, UploadKind
 from app.domain.breakpoints import (
     ALL,
     Edit,
@@ -25,7 +25,6 @@ from app.domain.breakpoints import (
 )
 from app.domain.errors import FieldOutOfRange, NotFound
 from app.domain.points import ABOUT, WHOLE, Axis, Point, find_point
-from app.domain.uploads import Dictionary, StoredProbe, UploadKind
 from app.routers.dependencies import Services
 from app.wire.edits import DIRECTION_LENGTHS, EditBody, FeatureBody, KeptBody, ValueFields, fits, to_positions
 from app.wire.points import Target, check_part, find_target, place_at

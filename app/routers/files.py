@@ -11,8 +11,8 @@ from fastapi.responses import FileResponse
 
 from app.batches.files import DeletedFile, FileFields, FileList, FileObject, FilePurpose, FilesQuery
 from app.batches.requests import Batch, BatchBody, BatchesQuery, BatchList
+from app.domain.activations import Dictionary, UploadKind
 from app.domain.errors import NotFound
-from app.domain.uploads import Dictionary, UploadKind
 from app.experiments.activations import ActivationsBody, ActivationsJob, ActivationsJobs, Wanted
 from app.experiments.patching import PatchingBody, PatchingEvent, PatchingResult, PatchingStarted, Sweep, to_file
 from app.routers.api_calls import IGNORED_DESCRIPTION, IgnoredDep, OpenAIRoute, openai_errors, page_of

@@ -10,9 +10,9 @@ from fastapi import APIRouter, Query, Request, Response
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
+from app.domain.activations import Dictionary, StoredFile, StoredProbe, Translators, Uploaded, UploadKey, UploadKind
 from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange, TooLarge
-from app.domain.uploads import Dictionary, StoredFile, StoredProbe, Translators, Uploaded, UploadKey, UploadKind
 from app.routers.dependencies import OwnerDep, Services, ServicesDep, errors
 from app.sessions.side_work import FILE_BYTES_PER_S, Lane
 from app.web.bodies import FILE, FILE_BODY, file_response

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from app.domain.activations import Dictionary, StoredFile, Upload, Uploaded, UploadKey, UploadKind
 from app.domain.breakpoints import TensorData, TopFeatures
 from app.domain.errors import DiskShort, DjinnError, EngineAway, FieldOutOfRange, NotFound, UploadInUse, UploadsFull
-from app.domain.uploads import Dictionary, StoredFile, Upload, Uploaded, UploadKey, UploadKind
 from app.engine_process.executor import EngineExecutor
 from app.journal.journal import Journal
 from app.journal.tables import load_uploads

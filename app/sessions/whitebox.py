@@ -15,6 +15,7 @@ from app.domain.activations import (
     ActivationNorms,
     Attribution,
     Captures,
+    Dictionary,
     FeatureRows,
     LensAsk,
     LensRows,
@@ -22,7 +23,6 @@ from app.domain.activations import (
 from app.domain.breakpoints import Breakpoint, Edit, Positions, TensorData, check_bytes, check_work
 from app.domain.errors import FieldOutOfRange, JournalUnavailable, NotDurable, NotFound
 from app.domain.points import Point
-from app.domain.uploads import Dictionary
 from app.domain.values import SessionState
 from app.engine_process.executor import EngineExecutor
 from app.messages import (

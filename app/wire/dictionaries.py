@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, Field
 
-from app.domain.activations import MAX_MAP_POSITIONS, ActivationMap, FeatureRows
+from app.domain.activations import MAX_MAP_POSITIONS, ActivationMap, Dictionary, FeatureRows, StoredFile
 from app.domain.errors import FieldOutOfRange, MalformedRequest
 from app.domain.points import Point
-from app.domain.uploads import Dictionary, StoredFile
 from app.domain.values import ModelInfo
 from app.text.tokenizer import Tokens
 from app.wire.base import MAX_COUNT, WireModel

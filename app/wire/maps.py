@@ -14,12 +14,13 @@ from app.domain.activations import (
     ActivationNorms,
     Attribution,
     LensAsk,
+    LensKind,
     LensRows,
     MapLayer,
+    Translators,
 )
 from app.domain.errors import FieldOutOfRange
 from app.domain.points import Point
-from app.domain.uploads import LensKind, Translators
 from app.text.tokenizer import Tokens
 from app.wire.base import check_token_ids
 from app.wire.checkpoint import RANGE, ActivationQuery, PositionsText

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
+from app.domain.activations import LensKind, StoredFile, StoredProbe, Translators
 from app.domain.breakpoints import Then
 from app.domain.errors import FieldOutOfRange
 from app.domain.points import Point
-from app.domain.uploads import LensKind, StoredFile, StoredProbe, Translators
 from app.domain.values import ModelInfo
 from app.wire.base import MAX_COUNT, View, WireModel
 from app.wire.edits import VECTOR_NAME, Float32, VectorName

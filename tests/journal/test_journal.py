@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from app.domain.activations import UploadKey, UploadKind
 from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange, NotDurable
-from app.domain.uploads import UploadKey, UploadKind
 from app.domain.values import JournalState, SessionId
 from app.journal.journal import FILE_NAME, Journal
 from tests.journal import written

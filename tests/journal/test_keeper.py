@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.domain.activations import UploadKey, UploadKind
 from app.domain.breakpoints import (
     Action,
     Breakpoint,
@@ -26,7 +27,6 @@ from app.domain.breakpoints import (
 )
 from app.domain.errors import FieldOutOfRange
 from app.domain.positions import Run, runs_of
-from app.domain.uploads import UploadKey, UploadKind
 from app.domain.values import SessionId, SessionState
 from app.journal.journal import FILE_NAME, Journal
 from app.journal.records import from_json, to_json

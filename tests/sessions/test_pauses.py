@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from app.domain.activations import UploadKind
 from app.domain.breakpoints import (
     NEXT_BREAKPOINT,
     Action,
@@ -21,7 +22,6 @@ from app.domain.breakpoints import (
     When,
 )
 from app.domain.errors import Draining, FieldOutOfRange, NotDurable, NotFound, WrongState
-from app.domain.uploads import UploadKind
 from app.domain.values import FinishReason, Phase, SessionState, StopRule, Tier
 from app.exports.exports import export_session, import_session
 from app.machine.budget import DiskRoom
