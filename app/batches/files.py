@@ -20,7 +20,7 @@ from app.domain.breakpoints import Bytes
 from app.domain.errors import DiskShort, FieldOutOfRange, FilesFull, NotFound, TooLarge, WrongState
 from app.machine.budget import DiskRoom, Share, leaves_as_much
 from app.machine.files import make_writable, size, sync
-from app.wire.base import QueryModel, page_shape
+from app.wire.base import QueryModel, deleted_shape, page_shape
 from app.wire.calls import OpenBody
 
 PART, ABOUT = ".part", ".json"
@@ -67,12 +67,7 @@ class FileObject(BaseModel):
 FileList = page_shape("FileList", "Files of the caller, and whether there are more.", FileObject)
 
 
-class DeletedFile(BaseModel):
-    """That a file is gone."""
-
-    id: str
-    object: Literal["file"] = "file"
-    deleted: Literal[True] = True
+DeletedFile = deleted_shape("DeletedFile", "That a file is gone.", "file")
 
 
 class FilesQuery(QueryModel):

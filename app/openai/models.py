@@ -8,7 +8,7 @@ from app.domain.errors import FieldOutOfRange
 from app.openai.chat import Message
 from app.openai.fields import MAX_TOOLS, FunctionTool, ReasoningEffort, TemplateVariables
 from app.text.tokenizer import CharacterLimit
-from app.wire.base import LongList, TokenId, View, WireModel
+from app.wire.base import LongList, TokenId, View, WireModel, deleted_shape, shape
 from app.wire.calls import OpenBody
 
 
@@ -65,12 +65,7 @@ class UnloadModelBody(WireModel):
     name: str = Field(max_length=256)
 
 
-class UnloadedModel(BaseModel):
-    """An adapter that no client can name any more."""
-
-    id: str
-    object: Literal["model"] = "model"
-    deleted: Literal[True] = True
+UnloadedModel = deleted_shape("UnloadedModel", "An adapter that no client can name any more.", "model")
 
 
 MAX_TOKENIZED = 1 << 20
@@ -152,7 +147,6 @@ class DetokenizeBody(OpenBody):
     tokens: LongList[TokenId] = Field(max_length=MAX_DETOKENIZED)
 
 
-class DetokenizeAnswer(BaseModel):
-    """The text, special tokens included. Bytes that are not UTF-8 become U+FFFD."""
-
-    prompt: str
+DetokenizeAnswer = shape(
+    "DetokenizeAnswer", "The text, special tokens included. Bytes that are not UTF-8 become U+FFFD.", {"prompt": str}
+)

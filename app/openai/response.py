@@ -39,7 +39,7 @@ from app.openai.response_tools import HostedTool
 from app.sessions.session import Session
 from app.sessions.table import has_expired
 from app.tools.replay import Chat
-from app.wire.base import is_none
+from app.wire.base import deleted_shape, fixed, is_none, shape
 from app.wire.calls import OpenBody, bare
 from app.wire.readings import Djinn
 
@@ -188,19 +188,10 @@ class CompactedResponse(BaseModel):
     djinn: Shortened | None = Field(None, exclude_if=is_none, description="if the context had no room for all of it")
 
 
-class InputTokens(BaseModel):
-    """The length of a prompt."""
-
-    object: Literal["response.input_tokens"] = "response.input_tokens"
-    input_tokens: int
-
-
-class DeletedResponse(BaseModel):
-    """A response that the server has forgotten."""
-
-    id: str
-    object: Literal["response"] = "response"
-    deleted: Literal[True] = True
+InputTokens = shape(
+    "InputTokens", "The length of a prompt.", {"object": fixed("response.input_tokens"), "input_tokens": int}
+)
+DeletedResponse = deleted_shape("DeletedResponse", "A response that the server has forgotten.", "response")
 
 
 class ItemList(BaseModel):

@@ -5,7 +5,7 @@ import json
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import orjson
 from fastapi import APIRouter, Query, Request, Response
@@ -108,10 +108,10 @@ async def _probe(body: ProbeBody, services: Services, owner: str | None) -> tupl
     return probe, place_at(services.info, found.point, found.layer)
 
 
-@router.get("/breakpoints", operation_id="listBreakpoints", responses=errors(404))
-async def list_breakpoints(session: SessionDep) -> BreakpointList:
+@router.get("/breakpoints", operation_id="listBreakpoints", response_model=BreakpointList, responses=errors(404))
+async def list_breakpoints(session: SessionDep) -> Any:
     """The session's breakpoints. Those that act `once` go when they have."""
-    return BreakpointList(data=list(session.breakpoints.values()))
+    return {"data": list(session.breakpoints.values())}
 
 
 @router.get("/breakpoints/{breakpoint_id}", operation_id="getBreakpoint", responses=errors(404))

@@ -174,16 +174,14 @@ async def tokenize(body: TokenizeBody, services: ServicesDep, owner: OwnerDep, i
     return answer
 
 
-@router.post("/detokenize", operation_id="detokenize", responses=ANSWERS)
-async def detokenize(
-    body: DetokenizeBody, services: ServicesDep, owner: OwnerDep, ignored: IgnoredDep
-) -> DetokenizeAnswer:
+@router.post("/detokenize", operation_id="detokenize", response_model=DetokenizeAnswer, responses=ANSWERS)
+async def detokenize(body: DetokenizeBody, services: ServicesDep, owner: OwnerDep, ignored: IgnoredDep) -> Any:
     """The text of tokens."""
     ignored.read(body)
     services.sessions.adapters.get(body.model)
     check_token_ids(body.tokens, services.info.vocab_size, param="tokens")
     text = await services.side_work.run(owner, services.tokens.decode, body.tokens, skip_special_tokens=False)
-    return DetokenizeAnswer(prompt=text)
+    return {"prompt": text}
 
 
 def _tokenize(body: TokenizeBody, services: Services) -> tuple[TokenizeAnswer, Iterable[str]]:
@@ -278,10 +276,12 @@ async def load_model(body: LoadModelBody, services: ServicesDep) -> Model:
     return _adapter(services, await services.sessions.adapters.load(body.name, body.path))
 
 
-@operators_router.post("/unload", operation_id="unloadModel", responses=errors(400, 404, 409, 503))
-async def unload_model(body: UnloadModelBody, services: ServicesDep) -> UnloadedModel:
+@operators_router.post(
+    "/unload", operation_id="unloadModel", response_model=UnloadedModel, responses=errors(400, 404, 409, 503)
+)
+async def unload_model(body: UnloadModelBody, services: ServicesDep) -> Any:
     """Unload a LoRA adapter that no turn uses. Its sessions stay, and go on once the same files are loaded again. Only
     an operator may.
     """
     await services.sessions.adapters.unload(body.name)
-    return UnloadedModel(id=body.name)
+    return {"id": body.name}

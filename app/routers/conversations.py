@@ -1,6 +1,6 @@
 """`/v1/conversations`: items that a client keeps here, and to which responses add their own."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field
@@ -24,7 +24,7 @@ from app.routers.responses import ItemsQuery, items_page, shown
 from app.sessions.named import IDLE_TTL_S
 from app.sessions.session import OF_RESPONSES
 from app.tools.definitions import ToolUse
-from app.wire.base import LongList
+from app.wire.base import LongList, deleted_shape
 from app.wire.calls import RESPONSES, IgnoredFields, OpenBody
 from app.wire.sessions import Metadata
 
@@ -76,12 +76,9 @@ class ConversationView(BaseModel):
         return cls(id=head.answer.id, created_at=head.answer.created_at, metadata=metadata)
 
 
-class DeletedConversation(BaseModel):
-    """A conversation that the server has forgotten."""
-
-    id: str
-    object: Literal["conversation.deleted"] = "conversation.deleted"
-    deleted: Literal[True] = True
+DeletedConversation = deleted_shape(
+    "DeletedConversation", "A conversation that the server has forgotten.", "conversation.deleted"
+)
 
 
 @router.post("", operation_id="createConversation", responses=openai_errors(404, 429, 503))
@@ -119,14 +116,16 @@ async def update_conversation(
     return ConversationView.of(head)
 
 
-@router.delete("/{conversation_id}", operation_id="deleteConversation", responses=ERRORS)
-async def delete_conversation(conversation_id: str, services: ServicesDep, owner: OwnerDep) -> DeletedConversation:
+@router.delete(
+    "/{conversation_id}", operation_id="deleteConversation", response_model=DeletedConversation, responses=ERRORS
+)
+async def delete_conversation(conversation_id: str, services: ServicesDep, owner: OwnerDep) -> Any:
     """Forget a conversation, its items and its responses."""
     head = services.responses.find_conversation(owner, conversation_id)
     head.conversation.require_rest()
     services.responses.forget(head.conversation)
     await services.responses.settled(head)
-    return DeletedConversation(id=conversation_id)
+    return {"id": conversation_id}
 
 
 @router.post(

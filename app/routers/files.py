@@ -109,11 +109,13 @@ async def get_file_content(file_id: str, services: ServicesDep, owner: OwnerDep)
     return FileResponse(services.files.path(file_id), media_type=OCTET_STREAM, filename=file.filename)
 
 
-@router.delete("/{file_id}", operation_id="deleteFile", responses={**ERRORS, **openai_errors(409)})
-async def delete_file(file_id: str, services: ServicesDep, owner: OwnerDep) -> DeletedFile:
+@router.delete(
+    "/{file_id}", operation_id="deleteFile", response_model=DeletedFile, responses={**ERRORS, **openai_errors(409)}
+)
+async def delete_file(file_id: str, services: ServicesDep, owner: OwnerDep) -> Any:
     """Delete a file. One that a batch reads stays until that is over."""
     await services.files.delete(owner, file_id)
-    return DeletedFile(id=file_id)
+    return {"id": file_id}
 
 
 batches_router = APIRouter(prefix="/v1/batches", tags=["openai"], route_class=OpenAIRoute)

@@ -162,12 +162,13 @@ async def compact_response(request: Request, body: CompactBody, call: ApiCallDep
 @router.post(
     "/v1/responses/input_tokens",
     operation_id="countInputTokens",
+    response_model=InputTokens,
     responses={**openai_errors(404, 409, 421, 429, 503), 200: {"headers": IGNORED_DESCRIPTION}},
 )
-async def count_input_tokens(body: CountBody, call: ApiCallDep) -> InputTokens:
+async def count_input_tokens(body: CountBody, call: ApiCallDep) -> Any:
     """The tokens that a response with these fields has as its prompt."""
     asked = await asked_of(call, UnstoredConversation(call.services.sessions), body)
-    return InputTokens(input_tokens=len(asked.prompt.token_ids))
+    return {"input_tokens": len(asked.prompt.token_ids)}
 
 
 def _newest(users: Sequence[InputMessageItem], services: Services) -> list[InputMessageItem]:
@@ -289,8 +290,8 @@ async def get_response(
     return EventStream(_events_of(services, found, first))
 
 
-@kept_router.delete("", operation_id="deleteResponse", responses=ERRORS)
-async def delete_response(response_id: str, services: ServicesDep, owner: OwnerDep) -> DeletedResponse:
+@kept_router.delete("", operation_id="deleteResponse", response_model=DeletedResponse, responses=ERRORS)
+async def delete_response(response_id: str, services: ServicesDep, owner: OwnerDep) -> Any:
     """Forget a response. Responses that have gone on after it keep its items."""
     if services.responses.find_running(owner, response_id) is not None:
         raise MalformedRequest("the response is being generated: cancel it first", param="response_id")
@@ -298,7 +299,7 @@ async def delete_response(response_id: str, services: ServicesDep, owner: OwnerD
     services.responses.delete(response)
     services.background.forget(response_id)
     await services.responses.settled(response)
-    return DeletedResponse(id=response_id)
+    return {"id": response_id}
 
 
 @kept_router.post("/cancel", operation_id="cancelResponse", response_model=ResponseObject, responses=ERRORS)

@@ -57,11 +57,11 @@ async def create_vector(
     return VectorView.of(query.name, vector)
 
 
-@vectors_router.get("", operation_id="listVectors", responses=errors())
-async def list_vectors(services: ServicesDep, owner: OwnerDep) -> VectorList:
+@vectors_router.get("", operation_id="listVectors", response_model=VectorList, responses=errors())
+async def list_vectors(services: ServicesDep, owner: OwnerDep) -> Any:
     """The caller's vectors."""
     found = services.uploads.owned_by(owner, UploadKind.VECTOR)
-    return VectorList(data=[VectorView.of(name, vector) for name, vector in found.items()])
+    return {"data": [VectorView.of(name, vector) for name, vector in found.items()]}
 
 
 @vectors_router.get(
@@ -161,11 +161,11 @@ async def create_dictionary(request: Request, services: ServicesDep, owner: Owne
     return DictionaryView.of(*made, loaded=True)
 
 
-@dictionaries_router.get("", operation_id="listDictionaries", responses=errors())
-async def list_dictionaries(services: ServicesDep, owner: OwnerDep) -> DictionaryList:
+@dictionaries_router.get("", operation_id="listDictionaries", response_model=DictionaryList, responses=errors())
+async def list_dictionaries(services: ServicesDep, owner: OwnerDep) -> Any:
     """The caller's dictionaries."""
     found = services.uploads.owned_by(owner, UploadKind.DICTIONARY)
-    return DictionaryList(data=[_dictionary(name, each, services) for name, each in found.items()])
+    return {"data": [_dictionary(name, each, services) for name, each in found.items()]}
 
 
 @dictionaries_router.get("/{name}", operation_id="getDictionary", responses=errors(404))
@@ -206,11 +206,11 @@ async def create_named_lens(request: Request, services: ServicesDep, owner: Owne
     return NamedLensView.of(*made, loaded=True)
 
 
-@lenses_router.get("", operation_id="listNamedLenses", responses=errors())
-async def list_named_lenses(services: ServicesDep, owner: OwnerDep) -> NamedLensList:
+@lenses_router.get("", operation_id="listNamedLenses", response_model=NamedLensList, responses=errors())
+async def list_named_lenses(services: ServicesDep, owner: OwnerDep) -> Any:
     """The caller's lenses."""
     found, is_loaded = services.uploads.owned_by(owner, UploadKind.LENS), services.uploads.is_loaded
-    return NamedLensList(data=[NamedLensView.of(name, each, loaded=is_loaded(each)) for name, each in found.items()])
+    return {"data": [NamedLensView.of(name, each, loaded=is_loaded(each)) for name, each in found.items()]}
 
 
 @lenses_router.get("/{name}", operation_id="getNamedLens", responses=errors(404))
@@ -246,11 +246,11 @@ async def create_probe(request: Request, services: ServicesDep, owner: OwnerDep)
     return NamedProbeView.of(*made)
 
 
-@probes_router.get("", operation_id="listProbes", responses=errors())
-async def list_probes(services: ServicesDep, owner: OwnerDep) -> NamedProbeList:
+@probes_router.get("", operation_id="listProbes", response_model=NamedProbeList, responses=errors())
+async def list_probes(services: ServicesDep, owner: OwnerDep) -> Any:
     """The caller's probes."""
     found = services.uploads.owned_by(owner, UploadKind.PROBE)
-    return NamedProbeList(data=[NamedProbeView.of(name, each) for name, each in found.items()])
+    return {"data": [NamedProbeView.of(name, each) for name, each in found.items()]}
 
 
 @probes_router.get("/{name}", operation_id="getProbe", responses=errors(404))

@@ -76,6 +76,16 @@ def page_shape(name: str, about: str, kind: Any) -> Any:
     return shape(name, about, {"object": fixed("list"), "data": [kind], "has_more": bool, **ends})
 
 
+def list_shape(name: str, about: str, kind: Any) -> Any:
+    """A component that is a whole list."""
+    return shape(name, about, {"data": [kind]})
+
+
+def deleted_shape(name: str, about: str, kind: str) -> Any:
+    """A component that says that something of this `kind` is no more."""
+    return shape(name, about, {"id": str, "object": fixed(kind), "deleted": (Literal[True], True)})
+
+
 def any_event(name: str, *rows: tuple[str, str, str, type[BaseModel]], **others: Any) -> Any:
     """A server-sent event of one of several kinds. Each row has an event's name, its component, what it tells, and the
     model whose JSON text its `data` is.

@@ -30,7 +30,7 @@ from app.domain.breakpoints import (
 from app.domain.errors import FieldOutOfRange
 from app.domain.points import Point
 from app.domain.values import ModelInfo
-from app.wire.base import MAX_COUNT, LongList, QueryModel, TokenId, View, WireModel, check_token_ids
+from app.wire.base import MAX_COUNT, LongList, QueryModel, TokenId, View, WireModel, check_token_ids, list_shape
 from app.wire.edits import MAX_EDITS, VECTOR_NAME, Edits, EditView, GateView, Numbers, ValueFields, VectorName
 from app.wire.points import Layer, PointName, Target, check_action, check_heads, find_target
 from app.wire.probes import ProbeBody, ProbeView
@@ -238,10 +238,11 @@ class BreakpointView(View):
     on_timeout: OnTimeout
 
 
-class BreakpointList(BaseModel):
-    """A session's breakpoints in the order in which they were armed, which is the order in which they act."""
-
-    data: list[BreakpointView]
+BreakpointList = list_shape(
+    "BreakpointList",
+    "A session's breakpoints in the order in which they were armed, which is the order in which they act.",
+    BreakpointView,
+)
 
 
 class CapturesQuery(QueryModel):
@@ -271,7 +272,4 @@ class VectorView(BaseModel):
         return cls(name=name, size=vector.shape[0], dtype=vector.dtype, norm=norm(vector))
 
 
-class VectorList(BaseModel):
-    """The caller's vectors by name."""
-
-    data: list[VectorView]
+VectorList = list_shape("VectorList", "The caller's vectors by name.", VectorView)

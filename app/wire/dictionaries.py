@@ -22,7 +22,7 @@ from app.domain.errors import FieldOutOfRange, MalformedRequest
 from app.domain.points import Point
 from app.domain.values import ModelInfo
 from app.text.tokenizer import Tokens
-from app.wire.base import MAX_COUNT, WireModel
+from app.wire.base import MAX_COUNT, WireModel, list_shape
 from app.wire.checkpoint import ActivationQuery, PositionsText
 from app.wire.edits import VECTOR_NAME
 from app.wire.maps import LayersText
@@ -90,10 +90,7 @@ class DictionaryView(BaseModel):
         return cls(**asdict(found), name=name, bytes=found.file.bytes, loaded=loaded, url=page_of(found))
 
 
-class DictionaryList(BaseModel):
-    """The caller's dictionaries by name."""
-
-    data: list[DictionaryView]
+DictionaryList = list_shape("DictionaryList", "The caller's dictionaries by name.", DictionaryView)
 
 
 def read_dictionary(

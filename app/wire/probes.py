@@ -22,7 +22,7 @@ from app.domain.breakpoints import Then
 from app.domain.errors import FieldOutOfRange
 from app.domain.points import Point
 from app.domain.values import ModelInfo
-from app.wire.base import MAX_COUNT, View, WireModel
+from app.wire.base import MAX_COUNT, View, WireModel, list_shape
 from app.wire.edits import VECTOR_NAME, Float32, VectorName
 from app.wire.points import as_number, find_place
 from app.wire.tensors import check_array, read_arrays
@@ -58,10 +58,7 @@ class NamedProbeView(BaseModel):
         return cls(**asdict(found), name=name, output="sigmoid" if found.sigmoid else "none")
 
 
-class NamedProbeList(BaseModel):
-    """The caller's probes by name."""
-
-    data: list[NamedProbeView]
+NamedProbeList = list_shape("NamedProbeList", "The caller's probes by name.", NamedProbeView)
 
 
 class ProbeBody(WireModel):
@@ -146,10 +143,7 @@ class NamedLensView(BaseModel):
         return cls(name=name, kind=found.lens, layers=list(found.layers), bytes=found.file.bytes, loaded=loaded)
 
 
-class NamedLensList(BaseModel):
-    """The caller's lenses by name."""
-
-    data: list[NamedLensView]
+NamedLensList = list_shape("NamedLensList", "The caller's lenses by name.", NamedLensView)
 
 
 def read_lens(
