@@ -134,24 +134,12 @@ class FieldOutOfRange(DjinnError, status=422, code="field_out_of_range"):
     """One field has a value outside its range, or names a feature that is not there."""
 
 
-class BadRequest(MalformedRequest):
-    """A refusal on a route whose API has 400 for all invalid input; only its status is another."""
+class Restated(DjinnError):
+    """An error with another status or other words; its code stays."""
 
-    def __init__(self, refusal: DjinnError) -> None:
-        super().__init__(refusal.message, param=refusal.param)
-        self._refusal = refusal
-
-    def body(self) -> dict[str, Any]:
-        """The body of the refusal, its code included."""
-        return self._refusal.body()
-
-
-class Unready(DjinnError):
-    """Why no new work is taken, for a stranger: the status and the code of the error, without its words."""
-
-    def __init__(self, error: DjinnError) -> None:
-        super().__init__(f"no new work is taken: {error.code}")
-        self.status, self.type, self.code = error.status, error.type, error.code  # type: ignore[misc]
+    def __init__(self, error: DjinnError, *, status: int | None = None, message: str | None = None) -> None:
+        super().__init__(message or error.message, param=error.param)
+        self.status, self.type, self.code = status or error.status, error.type, error.code  # type: ignore[misc]
         self.retry_after_s, self.headers = error.retry_after_s, error.headers
 
 

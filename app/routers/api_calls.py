@@ -16,7 +16,6 @@ from pydantic import BeforeValidator
 from starlette.datastructures import Headers
 
 from app.domain.errors import (
-    BadRequest,
     ContextTooLong,
     DjinnError,
     FieldOutOfRange,
@@ -24,6 +23,7 @@ from app.domain.errors import (
     Moved,
     Moving,
     RefusedGrammar,
+    Restated,
     WrongState,
 )
 from app.domain.text import header_text
@@ -192,7 +192,7 @@ def openai_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def as_bad_request(error: DjinnError) -> DjinnError:
     """The error as these routes answer it: 400 where the others answer 422."""
-    return BadRequest(error) if error.status == FieldOutOfRange.status else error
+    return Restated(error, status=MalformedRequest.status) if error.status == FieldOutOfRange.status else error
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from app.domain.errors import DjinnError, EngineAway, EngineError, NotFound, Unready
+from app.domain.errors import DjinnError, EngineAway, EngineError, NotFound, Restated
 from app.domain.values import KVPolicy
 from app.events import Scope
 from app.routers.dependencies import CleanupDep, OperatorDep, OwnerDep, ServicesDep, errors
@@ -49,7 +49,9 @@ async def get_ready(request: Request, services: ServicesDep) -> Status:
     try:
         services.require_ready()
     except DjinnError as error:
-        raise error if is_known else Unready(error) from error
+        if is_known:
+            raise
+        raise Restated(error, message=f"no new work is taken: {error.code}") from error
     return Status(status="ready")
 
 

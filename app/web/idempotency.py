@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.domain.errors import BadRequest, DjinnError, KeyReused, MalformedRequest
+from app.domain.errors import DjinnError, KeyReused, MalformedRequest, Restated
 from app.sessions.keyed import KeptAnswer, KeyedRequest, KeyedRequests
 from app.web.errors import error_response, known_error
 from app.web.middleware import SESSION_HEADER, TOKEN_HEADER
@@ -62,7 +62,8 @@ class IdempotencyMiddleware:
             await self._answer(scope, key, body, receive, send)
         except DjinnError as error:
             is_of_another_api = isinstance(error, KeyReused) and not scope["path"].startswith(SESSIONS)
-            await error_response(BadRequest(error) if is_of_another_api else error, scope)(scope, receive, send)
+            error = Restated(error, status=MalformedRequest.status) if is_of_another_api else error
+            await error_response(error, scope)(scope, receive, send)
 
     async def _answer(self, scope: Scope, key: str, body: bytes, receive: Receive, send: Send) -> None:
         """Raises `KeyReused`."""
