@@ -104,6 +104,8 @@ def test_features_are_those_of_saelens(http: httpx.Client, tmp_path: Path, kind:
     hidden = captured(http, session)
     wanted = sae.encode(torch.from_numpy(hidden)).detach()
     query: dict[str, Any] = {"dictionary": "tiny", "positions": "all", "top_k": 5, "features": "3,250"}
+    far = http.get(f"{session}/features", params={**query, "features": "0:999999999"})
+    assert_error(far, 422, "field_out_of_range", param="features")
     found = http.get(f"{session}/features", params=query).raise_for_status().json()
     assert found["url"] == "https://www.neuronpedia.org/tiny/1-res/{feature}"
     assert len(found["positions"]) == len(hidden)
@@ -281,11 +283,8 @@ def test_a_breakpoint_waits_for_a_value(http: httpx.Client, tmp_path: Path, kind
     guard = arm(http, paused, when={**when, "pass": "decode"}, once=True, layer=1)
     turn = generate(http, paused, ignore_eos=True, max_tokens=12)
     first = next(position for position in held if position >= CONTEXT)
-    assert (turn["status"], turn["checkpoint"]["first"], turn["checkpoint"]["breakpoint"]) == (
-        "paused",
-        first,
-        guard["id"],
-    )
+    where = turn["checkpoint"]
+    assert (turn["status"], where["first"], where["breakpoint"]) == ("paused", first, guard["id"])
     assert np.allclose(read(http, paused), hidden[first], atol=1e-5)
     assert http.get(f"{paused}/breakpoints").json() == {"data": []}
     assert resume(http, paused)["token_ids"] == said
