@@ -17,7 +17,7 @@ from app.tools.thinking import Seal
 from app.web.errors import messages_error_body, visible_error
 from app.web.sse import sse_event
 from app.wire.base import fixed, is_none, list_of, shape, streamed_events, union_of
-from app.wire.readings import DJINN, djinn_of
+from app.wire.turns import DJINN, djinn_of
 
 Event = dict[str, Any]
 """One event of a stream; `type` is its name."""

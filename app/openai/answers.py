@@ -27,8 +27,7 @@ from app.text.generation import TextChunk, TextItem, TurnReader
 from app.text.tokenizer import Tokens
 from app.tools.reader import Answer, CallArguments, CallBegun, Content, Piece, Reasoning
 from app.web.errors import body_of
-from app.wire.readings import djinn_of
-from app.wire.turns import MAX_SEED
+from app.wire.turns import MAX_SEED, djinn_of
 
 STARTED_AT_ONCE = 16
 """Turns that a call starts before others have their turn of the event loop: of long prompts each takes half a

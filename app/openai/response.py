@@ -41,7 +41,7 @@ from app.sessions.table import has_expired
 from app.tools.replay import Chat
 from app.wire.base import deleted_shape, fixed, is_none, shape
 from app.wire.calls import OpenBody, bare
-from app.wire.readings import Djinn
+from app.wire.turns import Djinn
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 

@@ -36,7 +36,7 @@ from app.tools.reader import Answer, CallArguments, CallBegun, Content, Reasonin
 from app.tools.thinking import Seal
 from app.web.errors import body_of
 from app.web.sse import sse_event
-from app.wire.readings import Djinn, by_kind, djinn_of
+from app.wire.turns import Djinn, by_kind, djinn_of
 
 Event = dict[str, Any]
 """One event, for `orjson` to write. `ResponseWriter` gives each its `sequence_number` last."""

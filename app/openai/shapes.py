@@ -7,8 +7,8 @@ from pydantic import Field
 from app.openai.response import ResponseObject
 from app.openai.response_items import OutputItem, OutputTextPart, SummaryPart, ThoughtPart
 from app.wire.base import ErrorBody, chunk_event, fixed, is_none, list_of, one_of, scored_shape, shape, streamed_events
-from app.wire.readings import DJINN
 from app.wire.sessions import Metadata
+from app.wire.turns import DJINN
 
 PromptTokensDetails = shape("PromptTokensDetails", "Where the prompt's KV came from.", {"cached_tokens": int})
 CompletionTokensDetails = shape(

@@ -29,7 +29,7 @@ from app.text.tokenizer import TextLimit
 from app.tools.definitions import ToolUse
 from app.tools.reader import Answer
 from app.tools.replay import ChatPrompt
-from app.wire.readings import Djinn
+from app.wire.turns import Djinn
 
 
 class ResponseRun:

@@ -1,15 +1,17 @@
 """Turns of sessions: what is new travels in, tokens come out as they are made, pauses end."""
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
 from app.domain.errors import Draining, MalformedRequest, Moving, NotDurable, WrongState
-from app.domain.values import SessionState
+from app.domain.values import SessionState, TokenLogprobs
 from app.messages import Paused, Reading, TurnFinished
 from app.routers.dependencies import CleanupDep, KeyedDep, OwnerDep, Services, ServicesDep, SessionDep, errors
 from app.routers.edits import checkpoint_target, to_edits
@@ -25,8 +27,7 @@ from app.web.openapi import component
 from app.web.sse import EventStream, sse_event, unless_disconnected
 from app.wire.base import check_token_ids
 from app.wire.checkpoint import CheckpointView, ResumeBody
-from app.wire.readings import by_kind, event_of
-from app.wire.turns import GenerateBody, TokenEvent, TurnErrorBody, TurnEvent, TurnView, json_with_logprobs
+from app.wire.turns import GenerateBody, TokenEvent, TurnErrorBody, TurnEvent, TurnView, by_kind, event_of
 
 REPLY = "djinn-stands-for-a-reply"
 EXCHANGE: list[dict[str, str]] = [{"role": "user", "content": "."}, {"role": "assistant", "content": REPLY}]
@@ -87,6 +88,43 @@ def _after_reply(
     whole = tokens.encode(text, add_special_tokens=False, limit=limit)
     before = tokens.encode(text[: text.index(REPLY) + len(REPLY)], add_special_tokens=False)
     return whole[len(before) :]
+
+
+SLICE = 256
+"""Tokens that are written at a time: with 20 alternatives each, two milliseconds."""
+
+
+async def json_with_logprobs(
+    view: BaseModel, found: Sequence[TokenLogprobs] | None, written: list[bytes] | None = None
+) -> bytes:
+    """The JSON of `view`, whose own `logprobs` are None, with those that were `found` in their place. Without any there
+    is no such field.
+
+    `written` gets each whole slice, and the next answer that tells of the same and more takes it from there.
+    """
+    text = view.model_dump_json().encode()
+    if found is None:
+        return text
+    parts = [] if written is None else written[:]
+    for first in range(len(parts) * SLICE, len(found), SLICE):
+        if first:
+            await asyncio.sleep(0)
+        tokens = found[first : first + SLICE]
+        parts.append(orjson.dumps(_plain(tokens))[1:-1])
+        if written is not None and len(tokens) == SLICE and len(written) < len(parts):
+            written.append(parts[-1])  # unless another answer has done so meanwhile
+    return b'%b,"logprobs":[%b]}' % (text[:-1], b",".join(parts))
+
+
+def _plain(found: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
+    return [
+        {
+            "token_id": each.token_id,
+            "logprob": each.logprob,
+            "top": [{"token_id": token_id, "logprob": logprob} for token_id, logprob in each.top],
+        }
+        for each in found
+    ]
 
 
 TURN_RESPONSES: dict[int | str, dict[str, Any]] = {

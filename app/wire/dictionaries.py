@@ -27,8 +27,8 @@ from app.wire.checkpoint import ActivationQuery, PositionsText
 from app.wire.edits import VECTOR_NAME
 from app.wire.maps import LayersText
 from app.wire.points import as_number, find_place
-from app.wire.readings import FeatureActivation
 from app.wire.tensors import check_array, read_arrays
+from app.wire.turns import FeatureActivation
 
 Floats = NDArray[np.float32]
 CONFIG, WEIGHTS = "cfg", "weights"

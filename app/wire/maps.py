@@ -25,7 +25,7 @@ from app.text.tokenizer import Tokens
 from app.wire.base import check_token_ids
 from app.wire.checkpoint import RANGE, ActivationQuery, PositionsText
 from app.wire.edits import VECTOR_NAME
-from app.wire.readings import finite
+from app.wire.turns import finite
 
 T = TypeVar("T")
 

@@ -1,14 +1,15 @@
-"""Bodies about turns, the form that their text must have, and the events of a streamed one."""
+"""Bodies about turns, the form that their text must have, the events of a streamed one, and what probes and
+dictionaries read inside the model meanwhile: answers of other APIs tell that in a field `djinn`.
+"""
 
-import asyncio
 import json
+import math
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, fields, replace
 from typing import Annotated, Any, Literal, Self
 
-import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from typing_extensions import TypeAliasType
 
@@ -21,8 +22,8 @@ from app.domain.values import (
     SamplingDefaults,
     SamplingParams,
     StopRule,
-    TokenLogprobs,
 )
+from app.messages import Featured, Probed, Reading
 from app.text.generation import TextRule
 from app.wire.base import (
     MAX_COUNT,
@@ -38,7 +39,98 @@ from app.wire.base import (
     shape,
 )
 from app.wire.checkpoint import CheckpointView
-from app.wire.readings import FeaturesReading, ProbeReading
+
+
+def finite(value: float) -> float | None:
+    """The value, or null in JSON if it is not finite."""
+    return value if math.isfinite(value) else None
+
+
+class ProbeReading(View):
+    """What a probe has found at `positions` of the history: a value for each; null where it is not finite."""
+
+    probe: str
+    positions: list[int]
+    values: list[Annotated[float | None, BeforeValidator(finite)]]
+    halts: bool = Field(description="whether the turn stops or pauses for it")
+
+
+class FeatureActivation(BaseModel):
+    """How active a feature is."""
+
+    index: int
+    activation: float | None = Field(description="null if it is not finite")
+
+
+class FeaturesReading(BaseModel):
+    """The most active features of a dictionary at `positions` of the history: for each position a list, the most active
+    first, without those that are not active.
+    """
+
+    dictionary: str
+    positions: list[int]
+    top: list[list[FeatureActivation]]
+
+    @classmethod
+    def of(cls, found: Featured) -> Self:
+        """The wire form of what was found."""
+        top = [
+            [FeatureActivation(index=index, activation=finite(value)) for index, value in each] for each in found.top
+        ]
+        return cls(dictionary=found.dictionary, positions=list(found.positions), top=top)
+
+
+def event_of(found: Reading) -> tuple[str, BaseModel]:
+    """The name of the event that tells of it, and its data."""
+    if isinstance(found, Probed):
+        return "probe", ProbeReading.model_validate(found)
+    return "features", FeaturesReading.of(found)
+
+
+def by_kind(readings: Iterable[Reading]) -> dict[str, Any]:
+    """`probes` and `features`, as far as there are any, as answers have them beside the tokens."""
+    found = dict[str, list[BaseModel]]()
+    for reading in readings:
+        kind, view = event_of(reading)
+        found.setdefault("probes" if kind == "probe" else kind, []).append(view)
+    return found
+
+
+def djinn_of(readings: Iterable[Reading]) -> dict[str, Any]:
+    """The same, in the field `djinn` of an answer of another API."""
+    found = {kind: [each.model_dump() for each in views] for kind, views in by_kind(readings).items()}
+    return {"djinn": found} if found else {}
+
+
+class Djinn(BaseModel):
+    """What only this server tells of an answer."""
+
+    recomputed_because: str | None = Field(
+        None, exclude_if=is_none, description="where the prompt first differs from the session's history"
+    )
+    probes: list[ProbeReading] | None = Field(
+        None,
+        exclude_if=is_none,
+        description="what the session's probes have found, of all choices; in a stream, lately",
+    )
+    features: list[FeaturesReading] | None = Field(
+        None,
+        exclude_if=is_none,
+        description="the most active features of the dictionaries that the session reads; in a stream, lately",
+    )
+
+
+DJINN: dict[str, Any] = {
+    "djinn": (
+        Djinn | None,
+        Field(
+            None,
+            exclude_if=is_none,
+            description="if a history was not kept to its end, or probes or features are there",
+        ),
+    )
+}
+
 
 ANY_OBJECT = '{"type":"object"}'
 MAX_CHOICES = 10_000
@@ -307,40 +399,3 @@ TurnEvent = any_event(
     ("error", "TurnErrorEvent", "The last event of a turn that has failed.", TurnErrorBody),
 )
 """One server-sent event of a streamed turn."""
-
-
-SLICE = 256
-"""Tokens that are written at a time: with 20 alternatives each, two milliseconds."""
-
-
-async def json_with_logprobs(
-    view: BaseModel, found: Sequence[TokenLogprobs] | None, written: list[bytes] | None = None
-) -> bytes:
-    """The JSON of `view`, whose own `logprobs` are None, with those that were `found` in their place. Without any there
-    is no such field.
-
-    `written` gets each whole slice, and the next answer that tells of the same and more takes it from there.
-    """
-    text = view.model_dump_json().encode()
-    if found is None:
-        return text
-    parts = [] if written is None else written[:]
-    for first in range(len(parts) * SLICE, len(found), SLICE):
-        if first:
-            await asyncio.sleep(0)
-        tokens = found[first : first + SLICE]
-        parts.append(orjson.dumps(_plain(tokens))[1:-1])
-        if written is not None and len(tokens) == SLICE and len(written) < len(parts):
-            written.append(parts[-1])  # unless another answer has done so meanwhile
-    return b'%b,"logprobs":[%b]}' % (text[:-1], b",".join(parts))
-
-
-def _plain(found: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
-    return [
-        {
-            "token_id": each.token_id,
-            "logprob": each.logprob,
-            "top": [{"token_id": token_id, "logprob": logprob} for token_id, logprob in each.top],
-        }
-        for each in found
-    ]

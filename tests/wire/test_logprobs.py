@@ -6,7 +6,8 @@ import math
 import orjson
 
 from app.domain.values import TokenLogprobs
-from app.wire.turns import SLICE, TokenEvent, json_with_logprobs
+from app.routers.turns import SLICE, json_with_logprobs
+from app.wire.turns import TokenEvent
 from tests.others import turns_of_others
 
 VIEW = TokenEvent(text="a", token_ids=[1])
