@@ -550,8 +550,7 @@ class MessagesBody(CallBody, PromptFields):
         """The call with what the thread has that it continues. Raises `FieldOutOfRange` if it brings some of that."""
         for name in ("system", "tools"):
             if getattr(self, name):
-                message = f"{name}: a thread keeps those that it was created with: leave them out"
-                raise FieldOutOfRange(message, param=name)
+                raise FieldOutOfRange.at(name, "a thread keeps those that it was created with: leave them out")
         whole = {"system": system, "tools": tools, "messages": [*messages, *self.messages]}
         body = self.model_copy(update=whole)
         body.show_found_tools()
@@ -647,9 +646,7 @@ def _marked(content: Any) -> Any:
 
 def _check_continued(chat: Chat, field: str) -> None:
     if "tool_calls" in chat[-1]:
-        raise FieldOutOfRange(f"{field}: its calls need answers of type tool_result after them", param=field)
+        raise FieldOutOfRange.at(field, "its calls need answers of type tool_result after them")
     text = chat[-1]["content"]
     if not text or text[-1].isspace():
-        raise FieldOutOfRange(
-            f"{field}: an answer can only continue a text that does not end in white space", param=field
-        )
+        raise FieldOutOfRange.at(field, "an answer can only continue a text that does not end in white space")

@@ -484,17 +484,17 @@ def check_work(armed: Iterable[Breakpoint], more: Breakpoint) -> None:
     """Raise `FieldOutOfRange` if `more` does too much for one step, or the session with `armed` would."""
     alone, layers = work_of([more]), len(more.layers)
     if alone > MAX_WORK:
-        raise FieldOutOfRange(
-            f"layers: {layers} must be from 1 to {MAX_WORK // (alone // layers)} layers: with {alone // layers} edits "
+        raise FieldOutOfRange.at(
+            "layers",
+            f"{layers} must be from 1 to {MAX_WORK // (alone // layers)} layers: with {alone // layers} edits "
             f"after each, the breakpoint would make {alone} at one position, and a step has room for {MAX_WORK}",
-            param="layers",
         )
     work = work_of([*armed, more])
     if work > MAX_WORK:
-        raise FieldOutOfRange(
-            f"breakpoints: the session would make {work} edits and captures at one position, counted at each layer, "
+        raise FieldOutOfRange.at(
+            "breakpoints",
+            f"the session would make {work} edits and captures at one position, counted at each layer, "
             f"with this breakpoint; at most {MAX_WORK} may be: remove some, or name fewer layers or edits",
-            param="breakpoints",
         )
 
 
@@ -504,10 +504,10 @@ def check_bytes(armed: Iterable[Edit | Breakpoint], *, param: str) -> None:
     """
     count = sum({id(each.data): len(each.data) for one in armed for each in one.tensors}.values())
     if count > MAX_INTERVENTION_BYTES:
-        raise FieldOutOfRange(
-            f"{param}: the vectors of the session's breakpoints would have {count} bytes with it; the number must be "
+        raise FieldOutOfRange.at(
+            param,
+            f"the vectors of the session's breakpoints would have {count} bytes with it; the number must be "
             f"from 0 to {MAX_INTERVENTION_BYTES}: copy fewer positions, or remove breakpoints",
-            param=param,
         )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 """The OpenAI API's words for a status that has its own."""
@@ -46,6 +46,11 @@ class DjinnError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
+
+    @classmethod
+    def at(cls, param: str, words: str) -> Self:
+        """The error about the field `param`, which the message names first."""
+        return cls(f"{param}: {words}", param=param)
 
     def body(self) -> dict[str, Any]:
         """The JSON body of every error answer: `{"error": {message, type, code, param}}`, as the OpenAI API has it."""

@@ -198,7 +198,7 @@ class Grammars:
         compiled = self._find(grammar) or self._thread.submit(self._compile, grammar).result()
         matcher = compiled.copy()
         if token_ids and not matcher.consume(token_ids):
-            raise FieldOutOfRange(f"{grammar.field}: the tokens generated so far do not match it", param=grammar.field)
+            raise FieldOutOfRange.at(grammar.field, "the tokens generated so far do not match it")
         return matcher
 
     def close(self) -> None:

@@ -376,7 +376,7 @@ def _custom_roles(chat: Chat) -> dict[str, int]:
         if message["role"] not in ROLE_TAGS:
             roles.setdefault(message["role"], index)
     if len(roles) > MAX_CHECKED:
-        raise FieldOutOfRange(f"messages: at most {MAX_CHECKED} roles besides {', '.join(ROLE_TAGS)}", param="messages")
+        raise FieldOutOfRange.at("messages", f"at most {MAX_CHECKED} roles besides {', '.join(ROLE_TAGS)}")
     return roles
 
 
@@ -388,7 +388,7 @@ def _refusal(chat: Chat, render: Render, error: MalformedRequest) -> MalformedRe
             changed = [{**each, "role": stand_in} if each["role"] in refused else each for each in chat]
             if _text(changed, render) is not None:
                 name = f"messages.{min(roles[role] for role in refused)}.role"
-                return MalformedRequest(f"{name}: {error.message}", param=name)
+                return MalformedRequest.at(name, error.message)
     return error
 
 
@@ -401,7 +401,7 @@ def _check_roles(chat: Chat, text: str, render: Render) -> None:
         ]
         if "content" in chat[first] and _text(changed, render) == text:
             name = f"messages.{first}.role"
-            raise FieldOutOfRange(f"{name}: this model's chat template leaves out messages of this role", param=name)
+            raise FieldOutOfRange.at(name, "this model's chat template leaves out messages of this role")
 
 
 def _left_out(chat: Chat, text: str, render: Render) -> set[tuple[str, str]]:
@@ -417,7 +417,7 @@ def _left_out(chat: Chat, text: str, render: Render) -> set[tuple[str, str]]:
     if not fields or _text(_without(chat, fields), render) == text:
         return fields
     if len(fields) > MAX_CHECKED:
-        raise FieldOutOfRange(f"messages: at most {MAX_CHECKED} fields besides role and content", param="messages")
+        raise FieldOutOfRange.at("messages", f"at most {MAX_CHECKED} fields besides role and content")
     return {field for field in fields if _text(_without(chat, {field}), render) == text}
 
 

@@ -199,10 +199,10 @@ class ResponseFormat(OpenBody):
     def _schema_where_it_belongs(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
             given = "missing" if self.json_schema is None else f"not allowed with type {self.type}"
-            raise FieldOutOfRange(f"response_format.json_schema: {given}", param="response_format.json_schema")
+            raise FieldOutOfRange.at("response_format.json_schema", given)
         if self.bare_schema is not None and self.type != "json_object":
             given = f"not allowed with type {self.type}"
-            raise FieldOutOfRange(f"response_format.schema: {given}", param="response_format.schema")
+            raise FieldOutOfRange.at("response_format.schema", given)
         return self
 
     def to_grammar(self) -> Grammar | None:

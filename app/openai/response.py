@@ -275,7 +275,7 @@ class Conversation:
         """Raise `FieldOutOfRange` for new items with an id that a client has removed: no response would see them."""
         for item in items:
             if item.id in self.removed:
-                raise FieldOutOfRange(f"{param}: item {item.id[:100]} was removed from the conversation", param=param)
+                raise FieldOutOfRange.at(param, f"item {item.id[:100]} was removed from the conversation")
 
     def require_rest(self) -> None:
         """Raise `WrongState` while a response of it is being generated."""
@@ -335,5 +335,4 @@ def check_calls(before: Sequence[AnyItem], new: Sequence[AnyItem], *, param: str
             called.add(item.call_id)
         elif isinstance(item, CallOutputItem) and item.call_id not in called:
             kind = item.type.removesuffix("_output")
-            message = f"{param}: there is no {kind} with call_id {item.call_id[:100]!r} before its output"
-            raise FieldOutOfRange(message, param=param)
+            raise FieldOutOfRange.at(param, f"there is no {kind} with call_id {item.call_id[:100]!r} before its output")

@@ -557,5 +557,5 @@ class CountBody(ResponseBody):
         if self.input != "":
             return super().items(find, seal)
         if self.previous_response_id is None and self.conversation is None and self.instructions is None:
-            raise FieldOutOfRange("input: there is nothing to count", param="input")
+            raise FieldOutOfRange.at("input", "there is nothing to count")
         return []

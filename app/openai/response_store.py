@@ -201,7 +201,7 @@ class ResponseStore:
         self._registry.keeper.note(session)
         self.keep(StoredResponse(conversation, len(conversation.items), items, answer, is_deleted=True))
         if answer.id not in self._responses:
-            raise FieldOutOfRange("items: with them the conversation has more bytes than are kept", param="items")
+            raise FieldOutOfRange.at("items", "with them the conversation has more bytes than are kept")
 
     def remove_item(self, head: StoredResponse, item_id: str) -> None:
         """Take an item out of a conversation."""

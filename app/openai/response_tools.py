@@ -324,8 +324,7 @@ def offered_tools(tools: Iterable[ResponseTool]) -> list[OfferedTool]:
             case ShellTool() | LocalShellTool() | ApplyPatchTool():
                 offered.append(OfferedTool(_BUILT_IN[tool.type], tool.type))
     if len(offered) > MAX_TOOLS:
-        message = f"tools: at most {MAX_TOOLS} with those of namespaces, not {len(offered)}"
-        raise FieldOutOfRange(message, param="tools")
+        raise FieldOutOfRange.at("tools", f"at most {MAX_TOOLS} with those of namespaces, not {len(offered)}")
     return offered
 
 
@@ -363,8 +362,7 @@ def response_tool_use(
             return ToolUse.of(seen, ToolMode(mode), names, parallel=parallel)
         case "required" if not seen and tools:
             left_out = ", ".join(sorted({tool.type for tool in tools}))
-            message = f"tool_choice: a call is required, and no server runs {left_out} here"
-            raise FieldOutOfRange(message, param="tool_choice")
+            raise FieldOutOfRange.at("tool_choice", f"a call is required, and no server runs {left_out} here")
         case _:
             return ToolUse.of(seen, ToolMode(choice or "auto"), None, parallel=parallel)
 
@@ -383,5 +381,5 @@ def _chosen(offered: Sequence[OfferedTool], choice: ToolChosen) -> str:
     if len(found) != 1:
         what = choice.type if choice.name is None else repr(choice.name)
         how = "no tool" if not found else "more than one tool"
-        raise FieldOutOfRange(f"tool_choice: there is {how} {what[:200]} in tools", param="tool_choice")
+        raise FieldOutOfRange.at("tool_choice", f"there is {how} {what[:200]} in tools")
     return found[0].tool.name

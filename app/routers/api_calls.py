@@ -96,8 +96,7 @@ def name_in(headers: Headers, services: Services, owner: str | None) -> str | No
     """
     names = set(map(header_text, headers.getlist(SESSION_HEADER)))
     if len(names) > 1 or not all(1 <= len(name) <= MAX_NAME for name in names):
-        message = f"{SESSION_HEADER}: a call is bound to one session, by 1 to {MAX_NAME} characters"
-        raise FieldOutOfRange(message, param=SESSION_HEADER)
+        raise FieldOutOfRange.at(SESSION_HEADER, f"a call is bound to one session, by 1 to {MAX_NAME} characters")
     token = headers.get(TOKEN_HEADER)
     is_open = not names and token and services.bound_sessions.find(owner, token) is not None
     return token if is_open else next(iter(names), None)
@@ -270,7 +269,7 @@ class ApiCall:
         for index, prompt in enumerate(prompts):
             param = prompt_field if len(prompts) == 1 else f"{prompt_field}.{index}"
             if not prompt:
-                raise FieldOutOfRange(f"{param}: a turn needs at least 1 token to start from", param=param)
+                raise FieldOutOfRange.at(param, "a turn needs at least 1 token to start from")
             rooms.append(turns.room(len(prompt), body.token_limit, param=param, limit_param=body.limit_field))
         asked = body.to_params(
             services.sampling, logprobs=body.alternatives, prompt_logprobs=body.alternatives if body.echoes else None
@@ -509,8 +508,8 @@ def _check_count(settings: Settings, *, prompts: int, n: int) -> None:
         (settings.max_turns, "turns can run or wait at once"),
     ):
         if prompts * n > limit:
-            raise FieldOutOfRange(
-                f"{param}: {prompts} prompts with {n} choices each are too many: at most {limit} {what}", param=param
+            raise FieldOutOfRange.at(
+                param, f"{prompts} prompts with {n} choices each are too many: at most {limit} {what}"
             )
 
 
@@ -540,7 +539,7 @@ def page_of(items: Sequence[Any], after: str | None, limit: int, where: str = "t
     if after:
         places = {item.id: place for place, item in enumerate(items, 1)}
         if after not in places:
-            raise FieldOutOfRange(f"after: no item {after[:100]} in {where}", param="after")
+            raise FieldOutOfRange.at("after", f"no item {after[:100]} in {where}")
         items = items[places[after] :]
     page = items[:limit]
     first, last = (page[0].id, page[-1].id) if page else (None, None)

@@ -89,7 +89,7 @@ async def create_breakpoint(
         edits = await to_edits(body.edits or (), services, owner, target)
         if (field := body.when.value_field) is not None:
             if body.action is Action.PAUSE and info.state_bytes:
-                raise FieldOutOfRange(f"when.{field}: {NO_SECOND_PASS}", param=f"when.{field}")
+                raise FieldOutOfRange.at(f"when.{field}", NO_SECOND_PASS)
             gate = await to_gate(body.when, services, owner, target, "when")
     breakpoint = body.to_breakpoint(info, target, edits, probe, features, gate)
     await services.sessions.whitebox.arm(session, breakpoint)
@@ -100,9 +100,9 @@ async def _probe(body: ProbeBody, services: Services, owner: str | None) -> tupl
     """The probe as it is now, and where it is. Raises `NotFound`, `FieldOutOfRange`."""
     found = services.uploads.get(owner, UploadKind.PROBE, body.name, StoredProbe, param="probe.name")
     if body.then is Then.PAUSE and services.info.state_bytes:
-        raise FieldOutOfRange(f"probe.then: {NO_SECOND_PASS}: only stop goes with it", param="probe.then")
+        raise FieldOutOfRange.at("probe.then", f"{NO_SECOND_PASS}: only stop goes with it")
     if body.then is Then.PAUSE and (why := ABOUT[found.point].no_pause):
-        raise FieldOutOfRange(f"probe.then: {found.point} cannot pause: {why}", param="probe.then")
+        raise FieldOutOfRange.at("probe.then", f"{found.point} cannot pause: {why}")
     weights = vector_of(await asyncio.to_thread(services.uploads.numbers, found.file))
     probe = Probe(body.name, weights, found.hidden, found.sigmoid, body.above, body.then)
     return probe, place_at(services.info, found.point, found.layer)
@@ -269,9 +269,9 @@ def _direction(name: str, services: Services, owner: str | None) -> TensorData:
     vector = services.uploads.get(owner, UploadKind.VECTOR, name, TensorData)
     size, wanted = vector.shape[0], services.info.hidden_size
     if size != wanted:
-        raise FieldOutOfRange(f"vector: it must have {wanted} numbers, not {size}", param="vector")
+        raise FieldOutOfRange.at("vector", f"it must have {wanted} numbers, not {size}")
     if not norm(vector):
-        raise FieldOutOfRange(f"vector: {name} is zero, so nothing has a cosine to it", param="vector")
+        raise FieldOutOfRange.at("vector", f"{name} is zero, so nothing has a cosine to it")
     return vector
 
 
@@ -349,15 +349,15 @@ def _read_activation(content: bytes, info: CheckpointInfo) -> TensorData:
     """The tensor of an uploaded file. What the file says of its place, if anything, must be true of the checkpoint."""
     name, tensor, metadata = read_one(content, param=ACTIVATION)
     if name != ACTIVATION:
-        raise FieldOutOfRange(f"{ACTIVATION}: the tensor must have this name, not {name}", param=ACTIVATION)
+        raise FieldOutOfRange.at(ACTIVATION, f"the tensor must have this name, not {name}")
     for key, value in (("layer", info.layer), ("point", info.point), ("first", info.first), ("end", info.end)):
         if metadata.get(key, str(value)) != str(value):
-            raise FieldOutOfRange(f"{key}: it is {value} here, not {metadata[key]} as the file says", param=key)
+            raise FieldOutOfRange.at(key, f"it is {value} here, not {metadata[key]} as the file says")
     shape = (info.end - info.first, info.hidden_size)
     if tensor.shape != shape:
-        raise FieldOutOfRange(f"shape: it must be {list(shape)}, not {list(tensor.shape)}", param="shape")
+        raise FieldOutOfRange.at("shape", f"it must be {list(shape)}, not {list(tensor.shape)}")
     if tensor.dtype != info.dtype:
-        raise FieldOutOfRange(f"dtype: it must be {info.dtype}, not {tensor.dtype}", param="dtype")
+        raise FieldOutOfRange.at("dtype", f"it must be {info.dtype}, not {tensor.dtype}")
     return tensor
 
 

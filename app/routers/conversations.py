@@ -206,7 +206,7 @@ async def _items(
     known = {item.id for item in before}
     for item in items:
         if item.id in known:
-            raise FieldOutOfRange(f"items: the conversation has an item {item.id[:100]}", param="items")
+            raise FieldOutOfRange.at("items", f"the conversation has an item {item.id[:100]}")
         known.add(item.id)
     return items
 

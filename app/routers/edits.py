@@ -102,7 +102,7 @@ class _EditMaker:
                 if part is None
                 else f"{shortest} to {longest} in its part"
             )
-            raise FieldOutOfRange(f"{param}: for {body.op} its length must be from {told}", param=param)
+            raise FieldOutOfRange.at(param, f"for {body.op} its length must be from {told}")
         return edit
 
     def _part(self, body: EditBody) -> Part | None:
@@ -122,7 +122,7 @@ class _EditMaker:
             wanted.add(width // part.of if part.kind is PartKind.HEADS else len(part.chosen))
         if size not in wanted:
             sizes = " or ".join(str(each) for each in sorted(wanted))
-            raise FieldOutOfRange(f"{param}: it must have {sizes} numbers, not {size}", param=param)
+            raise FieldOutOfRange.at(param, f"it must have {sizes} numbers, not {size}")
         return vector if body.orthogonal_to is None else self._orthogonal(vector, self._numbers(body.orthogonal_to))
 
     def _numbers(self, field: str | list[float]) -> TensorData:
@@ -136,34 +136,34 @@ class _EditMaker:
         param = f"{self._param}.orthogonal_to"
         if other.shape != vector.shape:
             size, wanted = other.shape[0], vector.shape[0]
-            raise FieldOutOfRange(f"{param}: it must have {wanted} numbers as the vector has, not {size}", param=param)
+            raise FieldOutOfRange.at(param, f"it must have {wanted} numbers as the vector has, not {size}")
         if not norm(other):
-            raise FieldOutOfRange(f"{param}: it is zero, and nothing is along it", param=param)
+            raise FieldOutOfRange.at(param, "it is zero, and nothing is along it")
         before, unit = to_float32(vector).astype(np.float64), to_float32(other).astype(np.float64) / norm(other)
         left = before - (before @ unit) * unit
         if np.linalg.norm(left) <= MAX_SHARE * np.linalg.norm(before):
-            raise FieldOutOfRange(f"{param}: the vector lies along it, and nothing of it is left", param=param)
+            raise FieldOutOfRange.at(param, "the vector lies along it, and nothing of it is left")
         return vector_of(left.astype(np.float32))
 
     async def _feature(self, op: EditOp, body: FeatureBody, part: Part | None) -> tuple[TensorData, Feature | None]:
         """What the edit keeps of the dictionary, so that it needs the dictionary no more."""
         param = f"{self._param}.feature"
         if part is not None:
-            raise FieldOutOfRange(f"{param}: it goes without heads, neurons and experts", param=param)
+            raise FieldOutOfRange.at(param, "it goes without heads, neurons and experts")
         found = await self._read_feature(body, param)
         if op is EditOp.ADD:
             if found.decoder.shape != (self._target.shape().width,):
                 width = found.decoder.shape[0]
-                raise FieldOutOfRange(f"{param}: its decoder has {width} numbers, another width", param=param)
+                raise FieldOutOfRange.at(param, f"its decoder has {width} numbers, another width")
             return vector_of(found.decoder), None
         dictionary, rule = found.dictionary, found.rule
         self._require_at(dictionary.writes, body, dictionary, param)
         if dictionary.writes is not dictionary.point:
             if self._target.is_paused:
-                raise FieldOutOfRange(
-                    f"{param}: a transcoder reads {dictionary.point}, which is not there any more at a pause: edit "
+                raise FieldOutOfRange.at(
+                    param,
+                    f"a transcoder reads {dictionary.point}, which is not there any more at a pause: edit "
                     "with a breakpoint",
-                    param=param,
                 )
             rule = replace(rule, reads=dictionary.point)
         return vector_of(np.concatenate([found.encoder, found.decoder])), rule
@@ -171,17 +171,15 @@ class _EditMaker:
     def _require_at(self, point: Point, body: FeatureBody, found: Dictionary, param: str) -> None:
         """Raise `FieldOutOfRange` unless the target is that point of the dictionary's layer."""
         if (self._target.point, self._target.layers) != (point, (found.layer,)):
-            raise FieldOutOfRange(
-                f"{param}.dictionary: {body.dictionary} is for {point} of layer {found.layer} alone",
-                param=f"{param}.dictionary",
+            raise FieldOutOfRange.at(
+                f"{param}.dictionary", f"{body.dictionary} is for {point} of layer {found.layer} alone"
             )
 
     async def _read_feature(self, body: FeatureBody, param: str) -> FeatureRow:
         uploads, named = self._services.uploads, f"{param}.dictionary"
         found = uploads.get(self._owner, UploadKind.DICTIONARY, body.dictionary, Dictionary, param=named)
         if body.index >= found.features:
-            wrong = f"{param}.index: {body.index} must be from 0 to {found.features - 1}"
-            raise FieldOutOfRange(wrong, param=f"{param}.index")
+            raise FieldOutOfRange.at(f"{param}.index", f"{body.index} must be from 0 to {found.features - 1}")
         names = ("encoder", "decoder", "scale", "bias", "gate", "threshold")
         of_topk = None if found.k is None else OfTopK(found.file.digest, found.width, found.k, body.index)
         if of_topk is not None:
@@ -202,7 +200,7 @@ class _EditMaker:
         assert values.along is not None
         along, param, width = self._numbers(values.along), f"{field}.along", self._target.shape().width
         if along.shape[0] != width:
-            raise FieldOutOfRange(f"{param}: it must have {width} numbers, not {along.shape[0]}", param=param)
+            raise FieldOutOfRange.at(param, f"it must have {width} numbers, not {along.shape[0]}")
         return Gate(along, values.above, values.below)
 
     async def _probe_gate(self, body: ValueFields, name: str, param: str) -> Gate:
@@ -210,14 +208,13 @@ class _EditMaker:
         uploads, target = self._services.uploads, self._target
         found = uploads.get(self._owner, UploadKind.PROBE, name, StoredProbe, param=param)
         if (target.point, target.layers) != (found.point, (found.layer,)):
-            wrong = f"{param}: {name} is for {found.point} of layer {found.layer} alone"
-            raise FieldOutOfRange(wrong, param=param)
+            raise FieldOutOfRange.at(param, f"{name} is for {found.point} of layer {found.layer} alone")
 
         def end(value: float | None) -> float | None:
             if value is None or not found.sigmoid:
                 return value
             if not 0 < value < 1:
-                raise FieldOutOfRange(f"{param}: its values are compared with numbers between 0 and 1", param=param)
+                raise FieldOutOfRange.at(param, "its values are compared with numbers between 0 and 1")
             return float(np.float32(math.log(value) - math.log1p(-value)))
 
         weights = vector_of(await asyncio.to_thread(uploads.numbers, found.file))
@@ -234,7 +231,7 @@ class _EditMaker:
             if value is None:
                 return None
             if value < 0 or rule.scale <= 0:
-                raise FieldOutOfRange(f"{param}: an activation is compared with numbers from 0", param=param)
+                raise FieldOutOfRange.at(param, "an activation is compared with numbers from 0")
             return float(np.float32(max((value - rule.bias) / rule.scale, least)))
 
         return Gate(vector_of(found.encoder), end(body.above), end(body.below), of_topk=rule.of_topk)
@@ -244,13 +241,12 @@ class _EditMaker:
         found, param = await self._read_kept(source), f"{self._param}.from"
         tensor, width = found.tensor, self._target.shape().width
         if tensor.shape[1] != width:
-            raise FieldOutOfRange(
-                f"{param}: {self._target.point} has {width} numbers at a position, but what is kept there has "
-                f"{tensor.shape[1]}",
-                param=param,
+            raise FieldOutOfRange.at(
+                param,
+                f"{self._target.point} has {width} numbers at a position, but what is kept there has {tensor.shape[1]}",
             )
         if (at := first_infinite(tensor)) is not None:
-            raise FieldOutOfRange(f"{param}: position {found.first + at // width} is not finite", param=param)
+            raise FieldOutOfRange.at(param, f"position {found.first + at // width} is not finite")
         if op is EditOp.ABLATE:
             return vector_of(to_float32(tensor).astype(np.float64).mean(0).astype(np.float32)), positions
         rows = found.end - found.first
@@ -260,10 +256,10 @@ class _EditMaker:
         if rows == 1:
             return vector_of(to_float32(tensor)[0]), positions
         if rows != wanted:
-            raise FieldOutOfRange(
-                f"{self._param}.positions: {wanted} cannot be given what {rows} keep, {found.first}:{found.end}: name "
+            raise FieldOutOfRange.at(
+                f"{self._param}.positions",
+                f"{wanted} cannot be given what {rows} keep, {found.first}:{found.end}: name "
                 "as many, or leave positions out for the same ones",
-                param=f"{self._param}.positions",
             )
         return tensor, positions
 
@@ -275,9 +271,7 @@ class _EditMaker:
             layers = {f"{param}.layer": source.layer}
         elif own is None and point not in WHOLE:
             if len(self._target.layers) > 1:
-                raise FieldOutOfRange(
-                    f"{param}.layer: name one, for the edit is made in several", param=f"{param}.layer"
-                )
+                raise FieldOutOfRange.at(f"{param}.layer", "name one, for the edit is made in several")
             layers = {f"{param}.layer": self._target.layers[0]}
         place = find_target(services.info, name, layers, param=f"{param}.point")
         try:

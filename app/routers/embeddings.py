@@ -113,7 +113,7 @@ def _encode(body: EmbeddingBody, tokens: Tokens, info: ModelInfo) -> list[list[i
         field = body.field_of(index)
         token_ids = encode(given, tokens, info, param=field)
         if body.pooling == "mean" and len(token_ids) > most:
-            raise FieldOutOfRange(f"{field}: the mean is of at most {most} tokens, not {len(token_ids)}", param=field)
+            raise FieldOutOfRange.at(field, f"the mean is of at most {most} tokens, not {len(token_ids)}")
         encoded.append(token_ids)
     return encoded
 

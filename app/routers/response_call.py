@@ -232,7 +232,7 @@ def _previous(call: ApiCall, unstored: UnstoredConversation, body: ResponseBody)
     name = "previous_response_id"
     if body.conversation is not None:
         if body.previous_response_id is not None:
-            raise FieldOutOfRange(f"conversation: give it or {name}, not both", param="conversation")
+            raise FieldOutOfRange.at("conversation", f"give it or {name}, not both")
         head = call.services.responses.find_conversation(call.owner, body.conversation.id, param="conversation")
         head.conversation.require_rest()
         return head.conversation.latest
@@ -242,7 +242,7 @@ def _previous(call: ApiCall, unstored: UnstoredConversation, body: ResponseBody)
     found = found or call.services.responses.find(call.owner, body.previous_response_id, param=name)
     if not found.can_continue:
         status = found.answer.status
-        raise FieldOutOfRange(f"{name}: the response is {status}, and cannot be continued", param=name)
+        raise FieldOutOfRange.at(name, f"the response is {status}, and cannot be continued")
     return found
 
 
@@ -330,7 +330,7 @@ def _conversation(
         if body.conversation is not None and not isinstance(body, CompactBody):
             call.services.sessions.give_model(going_on.session, call.adapter)
             if not is_there:
-                raise FieldOutOfRange("conversation: it is in another session than X-Session-ID", param="conversation")
+                raise FieldOutOfRange.at("conversation", "it is in another session than X-Session-ID")
             return going_on
         is_free = going_on.head is None and going_on.goes_on_after(previous)
         if going_on.is_kept is body.store and is_there and is_free and going_on.session.is_of(call.adapter):

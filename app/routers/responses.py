@@ -118,7 +118,7 @@ async def compact_response(request: Request, body: CompactBody, call: ApiCallDep
     given = [MessageBody(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     if body.input == "":
         if body.previous_response_id is None and body.conversation is None:
-            raise FieldOutOfRange("input: there is nothing to shorten", param="input")
+            raise FieldOutOfRange.at("input", "there is nothing to shorten")
         given = []
     asked = body.model_copy(update={"input": [*given, told], "store": False, "tool_choice": "none"})
     unstored = UnstoredConversation(call.services.sessions)
@@ -282,9 +282,8 @@ async def get_response(
     if not query.stream:
         return shown(found.answer)
     if not found.answer.background and services.responses.find_running(owner, response_id) is not None:
-        raise FieldOutOfRange(
-            "stream: false while the response runs, which only its own call can follow: it is not in the background",
-            param="stream",
+        raise FieldOutOfRange.at(
+            "stream", "false while the response runs, which only its own call can follow: it is not in the background"
         )
     first = 0 if query.starting_after is None else query.starting_after + 1
     return EventStream(_events_of(services, found, first))

@@ -61,7 +61,7 @@ class ResponseConnection:
         services = self._services
         fields = await read_in_turn(message, services.info.max_model_len, services.side_work, self._owner)
         if not isinstance(fields, dict) or fields.get("type") != CREATE:
-            raise MalformedRequest(f"type: only events of type {CREATE} are taken", param="type")
+            raise MalformedRequest.at("type", f"only events of type {CREATE} are taken")
         if self._running is not None and not self._running.done():
             raise MalformedRequest("a response is being generated: this connection runs one at a time")
         return {name: value for name, value in fields.items() if name != "type"}

@@ -128,7 +128,7 @@ async def update_session(session: SessionDep, body: UpdateSessionBody, services:
     """Set labels of the session, or take them away."""
     labels = {name: label for name, label in (session.metadata | body.metadata).items() if label is not None}
     if len(labels) > MAX_LABELS:
-        raise FieldOutOfRange(f"metadata: a session has at most {MAX_LABELS} labels", param="metadata")
+        raise FieldOutOfRange.at("metadata", f"a session has at most {MAX_LABELS} labels")
     session.relabel(labels)
     services.sessions.keeper.note(session)
     await services.sessions.keeper.settled(session)

@@ -84,7 +84,7 @@ def _read_vector(content: bytes, widest: int) -> TensorData:
     _, vector, _ = read_one(content, param=VECTOR)
     if len(vector.shape) != 1 or not 1 <= vector.shape[0] <= widest:
         shape = list(vector.shape)
-        raise FieldOutOfRange(f"shape: it must be one number of numbers, [1] to [{widest}], not {shape}", param="shape")
+        raise FieldOutOfRange.at("shape", f"it must be one number of numbers, [1] to [{widest}], not {shape}")
     return vector
 
 

@@ -89,11 +89,11 @@ class ToolUse:
         names = frozenset(tool.name for tool in tools)
         twice = [name for name, count in Counter(tool.name for tool in tools).items() if count > 1]
         if twice:
-            raise FieldOutOfRange(f"tools: {twice[0]!r} is there twice", param="tools")
+            raise FieldOutOfRange.at("tools", f"{twice[0]!r} is there twice")
         if unknown := sorted((named or frozenset()) - names):
-            raise FieldOutOfRange(f"tool_choice: there is no tool {unknown[0]!r} in tools", param="tool_choice")
+            raise FieldOutOfRange.at("tool_choice", f"there is no tool {unknown[0]!r} in tools")
         if mode is ToolMode.REQUIRED and not tools:
-            raise FieldOutOfRange("tool_choice: a call that is required needs at least 1 of tools", param="tool_choice")
+            raise FieldOutOfRange.at("tool_choice", "a call that is required needs at least 1 of tools")
         return cls(tuple(tools), mode if tools else ToolMode.NONE, names if named is None else named, parallel)
 
     @property

@@ -92,7 +92,7 @@ class ToolSupport:
             self._form, self.thinking = find_chat_format(tokens.chat_template, chat_format)
             """How the model thinks; None: it does not."""
         except ValueError as error:
-            raise FieldOutOfRange(f"chat_format: {error}", param="chat_format") from None
+            raise FieldOutOfRange.at("chat_format", str(error)) from None
         names = [self._form.name] if self.thinking is None else [self._form.name, self.thinking.name]
         self.format_name = "+".join(dict.fromkeys(names))
         """Such as `hermes`, `hermes+think`, `harmony`."""
@@ -349,7 +349,7 @@ def turn_grammar(
     if form is None or not use.callable:
         return support.after_thinking(form or support.grammar(use, places), opening, budget)
     if form.kind is not GrammarKind.JSON_SCHEMA:
-        raise FieldOutOfRange(f"{form.field}: only a JSON schema is possible with tools", param=form.field)
+        raise FieldOutOfRange.at(form.field, "only a JSON schema is possible with tools")
     _schema_of(form)
     held = support.grammar(use, places, None if use.mode is ToolMode.REQUIRED else form)
     return support.after_thinking(held, opening, budget)
@@ -386,7 +386,7 @@ def _schema_of(content: Grammar) -> dict[str, Any]:
     try:
         schema = json.loads(content.text)
     except ValueError as error:
-        raise FieldOutOfRange(f"{content.field}: {error}", param=content.field) from None
+        raise FieldOutOfRange.at(content.field, str(error)) from None
     if not isinstance(schema, dict):
-        raise FieldOutOfRange(f"{content.field}: a JSON schema with tools must be an object", param=content.field)
+        raise FieldOutOfRange.at(content.field, "a JSON schema with tools must be an object")
     return schema

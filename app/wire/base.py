@@ -169,7 +169,7 @@ def check_token_ids(token_ids: Iterable[int], vocab_size: int, *, param: str) ->
     """Raise `FieldOutOfRange` unless every id is in the vocabulary."""
     wrong = next((token_id for token_id in token_ids if token_id >= vocab_size), None)
     if wrong is not None:
-        raise FieldOutOfRange(f"{param}: token id {wrong} must be at most {vocab_size - 1}", param=param)
+        raise FieldOutOfRange.at(param, f"token id {wrong} must be at most {vocab_size - 1}")
 
 
 ErrorDetail = shape(

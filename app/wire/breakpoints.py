@@ -71,9 +71,7 @@ class WhenBody(ValueFields):
     def to_when(self, info: ModelInfo) -> When:
         """The engine's form. Raises `FieldOutOfRange` for what can be in no history of this model."""
         if self.position is not None and self.position >= info.max_model_len:
-            raise FieldOutOfRange(
-                f"when.position: {self.position} must be from 0 to {info.max_model_len - 1}", param="when.position"
-            )
+            raise FieldOutOfRange.at("when.position", f"{self.position} must be from 0 to {info.max_model_len - 1}")
         if self.token_id is not None:
             check_token_ids([self.token_id], info.vocab_size, param="when.token_id")
         return When(self.in_pass, self.position, self.token_id, self.every)
@@ -149,16 +147,16 @@ class BreakpointBody(WireModel):
         given = next((name for name in ("point", "layer", "layers") if name in self.model_fields_set), None)
         if self.action in (Action.PROBE, Action.FEATURES) and given is not None:
             owner = "probe" if self.action is Action.PROBE else "dictionary"
-            raise FieldOutOfRange(f"{given}: the {owner} has its own", param=given)
+            raise FieldOutOfRange.at(given, f"the {owner} has its own")
         is_edit = self.action is Action.EDIT
         if (field := self.when.value_field) is not None and self.action not in (Action.PAUSE, Action.CAPTURE):
             own = "; an edit has its own when" if is_edit else ""
-            raise FieldOutOfRange(
-                f"when.{field}: goes with actions pause and capture, not with {self.action}{own}", param=f"when.{field}"
+            raise FieldOutOfRange.at(
+                f"when.{field}", f"goes with actions pause and capture, not with {self.action}{own}"
             )
         if self.heads is not None and self.action is not Action.CAPTURE:
             where = "; an edit has its own" if is_edit else ""
-            raise FieldOutOfRange(f"heads: goes with action capture, not with {self.action}{where}", param="heads")
+            raise FieldOutOfRange.at("heads", f"goes with action capture, not with {self.action}{where}")
         if self.layer is not None and self.layers is not None:
             raise FieldOutOfRange("give exactly one of layer and layers, not both", param="layer")
         return self

@@ -244,7 +244,7 @@ class IgnoredFields:
         """Take fields by their dotted paths, no more of them than are named. Raises `FieldOutOfRange` if strict."""
         for path in paths:
             if self._strict:
-                raise FieldOutOfRange(f"{path}: unknown or without effect, and the server is strict", param=path)
+                raise FieldOutOfRange.at(path, "unknown or without effect, and the server is strict")
             if len(self._paths) == MAX_NAMED:
                 self._has_more = True
                 return
@@ -281,7 +281,7 @@ def _refuse_unsupported(place: str, path: str, extras: dict[str, object]) -> Non
         return
     for name, field in UNSUPPORTED.get(place, {}).items():
         if name in extras and field.refuses(extras[name]):
-            raise FieldOutOfRange(f"{path}{name}: {field.reason}", param=f"{path}{name}")
+            raise FieldOutOfRange.at(f"{path}{name}", f"{field.reason}")
 
 
 class CallBody(SamplingFields, OpenBody):

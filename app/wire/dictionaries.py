@@ -146,8 +146,7 @@ def read_dictionary(
         rounded = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
     for name, tensor in rounded.items():
         if not np.isfinite(tensor).all():
-            wrong = f"{WEIGHTS}: folded together, the numbers of {name} are beyond the range of float32"
-            raise FieldOutOfRange(wrong, param=WEIGHTS)
+            raise FieldOutOfRange.at(WEIGHTS, f"folded together, the numbers of {name} are beyond the range of float32")
     return make, rounded
 
 
@@ -162,9 +161,9 @@ class _Config:
             try:
                 fields = json.loads(content)
             except (ValueError, RecursionError) as error:
-                raise MalformedRequest("cfg: it is not JSON", param=CONFIG) from error
+                raise MalformedRequest.at(CONFIG, "it is not JSON") from error
             if not isinstance(fields, dict):
-                raise FieldOutOfRange("cfg: it must be an object, as SAELens writes it", param=CONFIG)
+                raise FieldOutOfRange.at(CONFIG, "it must be an object, as SAELens writes it")
         about = fields.get("metadata")
         return cls({**fields, **(about if isinstance(about, dict) else {})}, asked, info)
 
@@ -212,11 +211,9 @@ def _shape(arrays: Mapping[str, Floats], said: _Config) -> tuple[int, int]:
     shape = arrays["W_enc"].shape
     features = said.features or (shape[1] if len(shape) == 2 else 0)
     if not 0 < features <= MAX_FEATURES:
-        raise FieldOutOfRange(
-            f"weights.W_enc: {features} features must be from 1 to {MAX_FEATURES}", param="weights.W_enc"
-        )
+        raise FieldOutOfRange.at("weights.W_enc", f"{features} features must be from 1 to {MAX_FEATURES}")
     if said.k is not None and said.k > features:
-        raise FieldOutOfRange(f"cfg.k: {said.k} must be from 1 to {features}, the features", param="cfg.k")
+        raise FieldOutOfRange.at("cfg.k", f"{said.k} must be from 1 to {features}, the features")
     return said.width, features
 
 
@@ -245,14 +242,14 @@ def _read_npz(path: Path, room: int) -> dict[str, Floats]:
             with np.load(path, allow_pickle=False) as stored:
                 found = {name: stored[name] for name in stored.files}
     except Exception as error:  # there is hardly one that zipfile and numpy do not raise for a crafted file
-        raise MalformedRequest("weights: the file is not one of numpy's, or not whole", param=WEIGHTS) from error
+        raise MalformedRequest.at(WEIGHTS, "the file is not one of numpy's, or not whole") from error
     if needed > room:
-        raise FieldOutOfRange(f"weights: {needed} bytes, and there is room for {room}", param=WEIGHTS)
+        raise FieldOutOfRange.at(WEIGHTS, f"{needed} bytes, and there is room for {room}")
     for name, array in found.items():
         if not isinstance(array, np.ndarray):  # a file of another kind in the archive
-            raise FieldOutOfRange(f"weights.{name[:100]}: it must be an array", param=f"weights.{name[:100]}")
+            raise FieldOutOfRange.at(f"weights.{name[:100]}", "it must be an array")
         if array.dtype.kind != "f":
-            raise FieldOutOfRange(f"weights.{name}: {array.dtype} must be a float type", param=f"weights.{name}")
+            raise FieldOutOfRange.at(f"weights.{name}", f"{array.dtype} must be a float type")
     return {name: array.astype(np.float32, copy=False) for name, array in found.items()}
 
 
@@ -271,7 +268,7 @@ def _count(fields: Mapping[str, Any], name: str, most: int) -> int:
 
 
 def _refused(field: str, value: object, wanted: str) -> FieldOutOfRange:
-    return FieldOutOfRange(f"cfg.{field}: {str(value)[:100]} must be {wanted}", param=f"cfg.{field}")
+    return FieldOutOfRange.at(f"cfg.{field}", f"{str(value)[:100]} must be {wanted}")
 
 
 MAX_CHOSEN = 64
@@ -298,7 +295,7 @@ class FeaturesQuery(ActivationQuery):
         first, colon, end = self.features.partition(":")
         chosen = range(int(first), int(end)) if colon else tuple(map(int, self.features.split(",")))
         if len(chosen) > MAX_CHOSEN:
-            raise FieldOutOfRange(f"features: at most {MAX_CHOSEN}, not {len(chosen)}", param="features")
+            raise FieldOutOfRange.at("features", f"at most {MAX_CHOSEN}, not {len(chosen)}")
         if max(chosen) >= found.features:
             wrong = f"features: {max(chosen)} must be from 0 to {found.features - 1}, those of the dictionary"
             raise FieldOutOfRange(wrong, param="features")

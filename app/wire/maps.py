@@ -64,7 +64,7 @@ class MapQuery(ActivationQuery):
         first, colon, end = self.layers.partition(":")
         last = int(end) - 1 if colon else max(map(int, self.layers.split(",")))
         if last >= num_layers:
-            raise FieldOutOfRange(f"layers: {last} must be from 0 to {num_layers - 1}", param="layers")
+            raise FieldOutOfRange.at("layers", f"{last} must be from 0 to {num_layers - 1}")
         return tuple(range(int(first), last + 1)) if colon else tuple(sorted(set(map(int, self.layers.split(",")))))
 
 
@@ -87,7 +87,7 @@ class LensMapQuery(MapQuery):
         """What to tell, in the engine's form. Raises `FieldOutOfRange` for tokens that there are not."""
         chosen = () if self.tokens is None else tuple(map(int, self.tokens.split(",")))
         if len(chosen) > MAX_TOKENS:
-            raise FieldOutOfRange(f"tokens: at most {MAX_TOKENS}, not {len(chosen)}", param="tokens")
+            raise FieldOutOfRange.at("tokens", f"at most {MAX_TOKENS}, not {len(chosen)}")
         check_token_ids(chosen, vocab_size, param="tokens")
         if lens is None:
             return LensAsk(self.top_k, chosen=chosen, measures=self.measures)
@@ -102,7 +102,7 @@ class LensMapQuery(MapQuery):
         for layer in layers or ():
             if layer not in readable:
                 known = ", ".join(map(str, sorted(readable)))
-                raise FieldOutOfRange(f"layers: the lens has no matrix for {layer}, only {known}", param="layers")
+                raise FieldOutOfRange.at("layers", f"the lens has no matrix for {layer}, only {known}")
         return layers or tuple(sorted(readable))
 
 

@@ -46,10 +46,10 @@ class Target:
         """That of all its layers. Raises `FieldOutOfRange` if it differs between them."""
         for layer, shape in zip(self.layers, self.shapes, strict=True):
             if shape != self.shapes[0]:
-                raise FieldOutOfRange(
-                    f"layers: {self.point} has {_told(self.shapes[0])} in layer {self.layers[0]} and {_told(shape)} in "
+                raise FieldOutOfRange.at(
+                    "layers",
+                    f"{self.point} has {_told(self.shapes[0])} in layer {self.layers[0]} and {_told(shape)} in "
                     f"layer {layer}: name layers of one shape at a time",
-                    param="layers",
                 )
         return self.shapes[0]
 
@@ -64,9 +64,9 @@ def named_point(info: ModelInfo, name: str, *, param: str) -> tuple[Point, int |
     """
     found, has = find_point(name), names_of(info.points)
     if found is None:
-        raise FieldOutOfRange(f"{param}: {name[:100]!r} is no point; those of {info.name} are {has}", param=param)
+        raise FieldOutOfRange.at(param, f"{name[:100]!r} is no point; those of {info.name} are {has}")
     if found[0] not in info.points:
-        raise FieldOutOfRange(f"{param}: {info.name} has no {found[0]}; its points are {has}", param=param)
+        raise FieldOutOfRange.at(param, f"{info.name} has no {found[0]}; its points are {has}")
     return found
 
 
@@ -78,11 +78,11 @@ def layers_of(info: ModelInfo, point: Point) -> list[int]:
 def shape_at(info: ModelInfo, point: Point, layer: int, *, param: str) -> PointShape:
     """What the point is there. Raises `FieldOutOfRange` about `param` if there is no such layer, or it lacks it."""
     if layer >= info.num_layers:
-        raise FieldOutOfRange(f"{param}: layer {layer} must be from 0 to {info.num_layers - 1}", param=param)
+        raise FieldOutOfRange.at(param, f"layer {layer} must be from 0 to {info.num_layers - 1}")
     shape = info.points[point][layer]
     if shape is None:
         having = ", ".join(map(str, layers_of(info, point)))
-        raise FieldOutOfRange(f"{param}: layer {layer} has no {point}; layers {having} have", param=param)
+        raise FieldOutOfRange.at(param, f"layer {layer} has no {point}; layers {having} have")
     return shape
 
 
@@ -96,17 +96,17 @@ def find_target(info: ModelInfo, name: str, layers: Mapping[str, int], *, param:
     if layers and (own is not None or point in WHOLE):
         field = next(iter(layers))
         why = f"{point} is a point of the model, and none of a layer" if own is None else f"{param} names one: {name}"
-        raise FieldOutOfRange(f"{field}: leave it out, for {why}", param=field)
+        raise FieldOutOfRange.at(field, f"leave it out, for {why}")
     if point in WHOLE:
         layers = {param: layers_of(info, point)[0]}
     elif own is not None:
         layers = {param: own}
     if not layers:
-        raise FieldOutOfRange("layer: give exactly one of layer and layers, not none", param="layer")
+        raise FieldOutOfRange.at("layer", "give exactly one of layer and layers, not none")
     chosen = dict[int, PointShape]()
     for field, layer in layers.items():
         if layer in chosen:
-            raise FieldOutOfRange(f"{field}: {layer} is given twice", param=field)
+            raise FieldOutOfRange.at(field, f"{layer} is given twice")
         chosen[layer] = shape_at(info, point, layer, param=field)
     rising = sorted(chosen)
     return Target(point, tuple(rising), tuple(chosen[layer] for layer in rising))
@@ -119,19 +119,19 @@ def find_place(info: ModelInfo, hook: str | None, own_layer: int | None, own_poi
     param = "point" if hook is None else "cfg.hook_name"
     found = point, layer = named_point(info, hook or own_point or Point.RESID_POST.value, param=param)
     if hook is not None and own_point is not None and find_point(own_point) != found:
-        raise FieldOutOfRange(f"point: {own_point} is not {hook}, which cfg.json names", param="point")
+        raise FieldOutOfRange.at("point", f"{own_point} is not {hook}, which cfg.json names")
     if own_layer is not None and layer not in (None, own_layer):
-        raise FieldOutOfRange(f"layer: {own_layer}, but {hook or own_point} is in layer {layer}", param="layer")
+        raise FieldOutOfRange.at("layer", f"{own_layer}, but {hook or own_point} is in layer {layer}")
     if layer is None:
         layer = layers_of(info, point)[0] if point in WHOLE and own_layer is None else own_layer
         param = "layer" if own_layer is not None else param
     if layer is None:
-        raise FieldOutOfRange("layer: required, as no cfg.json says where the dictionary belongs", param="layer")
+        raise FieldOutOfRange.at("layer", "required, as no cfg.json says where the dictionary belongs")
     if point is Point.RESID_PRE and layer > 0:
         point, layer = Point.RESID_POST, layer - 1  # the same tensor, which is there without entering the layer
     shape = shape_at(info, point, layer, param=param)
     if ABOUT[point].axis in (Axis.KEYS, Axis.STATE):
-        raise FieldOutOfRange(f"{param}: {point} has no row of numbers at each position", param=param)
+        raise FieldOutOfRange.at(param, f"{point} has no row of numbers at each position")
     return Target(point, (layer,), (shape,))
 
 
@@ -147,15 +147,13 @@ def check_action(action: Action, point: Point, *, param: str = "point") -> None:
     about = ABOUT[point]
     why = {Action.EDIT: about.no_edit, Action.PAUSE: about.no_pause}.get(action)
     if why is not None:
-        raise FieldOutOfRange(f"{param}: {point} cannot take action {action}: {why}", param=param)
+        raise FieldOutOfRange.at(param, f"{point} cannot take action {action}: {why}")
 
 
 def check_heads(numbers: tuple[int, ...], target: Target, *, param: str) -> None:
     """Raise `FieldOutOfRange` for heads that a capture cannot choose."""
     if target.axis not in (Axis.HEADS, Axis.KEYS):
-        raise FieldOutOfRange(
-            f"{param}: {target.point} has no heads; {_having(Axis.HEADS, Axis.KEYS)} have", param=param
-        )
+        raise FieldOutOfRange.at(param, f"{target.point} has no heads; {_having(Axis.HEADS, Axis.KEYS)} have")
     _check_numbers(numbers, min(shape.heads for shape in target.shapes), "head", param=param)
 
 
@@ -164,7 +162,7 @@ def check_part(kind: PartKind, numbers: tuple[int, ...], target: Target, *, para
     and for those that are not there.
     """
     if target.axis is not PARTS[kind]:
-        raise FieldOutOfRange(f"{param}: {target.point} has no {kind}; {_having(PARTS[kind])} have", param=param)
+        raise FieldOutOfRange.at(param, f"{target.point} has no {kind}; {_having(PARTS[kind])} have")
     shape = target.shape()
     of = shape.heads if kind is PartKind.HEADS else shape.width
     _check_numbers(numbers, of, kind.value.removesuffix("s"), param=param)
@@ -177,7 +175,7 @@ def _having(*axes: Axis) -> str:
 
 def _check_numbers(numbers: tuple[int, ...], of: int, noun: str, *, param: str) -> None:
     if numbers[-1] >= of:
-        raise FieldOutOfRange(f"{param}: {noun} {numbers[-1]} must be from 0 to {of - 1}", param=param)
+        raise FieldOutOfRange.at(param, f"{noun} {numbers[-1]} must be from 0 to {of - 1}")
 
 
 class PointView(BaseModel):

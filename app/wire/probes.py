@@ -75,7 +75,7 @@ class ProbeBody(WireModel):
     @model_validator(mode="after")
     def _both_or_none(self) -> Self:
         if (self.above is None) != (self.then is None):
-            raise FieldOutOfRange("probe: give both above and then, or none", param="probe")
+            raise FieldOutOfRange.at("probe", "give both above and then, or none")
         return self
 
 
@@ -99,9 +99,7 @@ def read_probe(
     names = DEEP if DEEP[0] in arrays else LINEAR
     if set(arrays) != set(names):
         given = ", ".join(sorted(arrays)[:10])[:200]
-        raise FieldOutOfRange(
-            f"{WEIGHTS}: its tensors must be {', '.join(LINEAR)} or {', '.join(DEEP)}, not {given}", param=WEIGHTS
-        )
+        raise FieldOutOfRange.at(WEIGHTS, f"its tensors must be {', '.join(LINEAR)} or {', '.join(DEEP)}, not {given}")
     hidden = arrays[DEEP[0]].shape[0] if names is DEEP and arrays[DEEP[0]].ndim else 0
     if names is DEEP and not 1 <= hidden <= MAX_HIDDEN:
         raise FieldOutOfRange(f"{WEIGHTS}.0.weight: {hidden} neurons must be from 1 to {MAX_HIDDEN}", param=WEIGHTS)
@@ -158,17 +156,17 @@ def read_lens(
         param, place = f"{WEIGHTS}.{name[:100]}", NAME.fullmatch(name)
         if place is None or int(place[1]) >= info.num_layers:
             last = info.num_layers - 1
-            raise FieldOutOfRange(f"{param}: names are 0.weight and 0.bias to {last}.weight, {last}.bias", param=param)
+            raise FieldOutOfRange.at(param, f"names are 0.weight and 0.bias to {last}.weight, {last}.bias")
         layer, kind = int(place[1]), place[2]
         shape = (info.hidden_size,) if kind == "bias" else (info.hidden_size, info.hidden_size)
         check_array(tensor, shape, param=param)
         if f"{layer}.{kind}" in found:
-            raise FieldOutOfRange(f"{param}: the layer has another", param=param)
+            raise FieldOutOfRange.at(param, "the layer has another")
         found[f"{layer}.{kind}"] = tensor
     layers = tuple(sorted({int(name.partition(".")[0]) for name in found}))
     for layer in layers:
         if f"{layer}.weight" not in found:
-            raise FieldOutOfRange(f"{WEIGHTS}.{layer}.weight: missing", param=f"{WEIGHTS}.{layer}.weight")
+            raise FieldOutOfRange.at(f"{WEIGHTS}.{layer}.weight", "missing")
     if not layers:
-        raise FieldOutOfRange(f"{WEIGHTS}: it has no tensors", param=WEIGHTS)
+        raise FieldOutOfRange.at(WEIGHTS, "it has no tensors")
     return lambda file: Translators(file, asked.kind, layers), found

@@ -61,13 +61,13 @@ def read_one(content: bytes, *, param: str) -> tuple[str, TensorData, dict[str, 
     except SafetensorError as error:
         raise MalformedRequest("the body is not a safetensors file, or not a whole one", param="body") from error
     if len(found) != 1:
-        raise FieldOutOfRange(f"{param}: the file must hold 1 tensor, not {len(found)}", param=param)
+        raise FieldOutOfRange.at(param, f"the file must hold 1 tensor, not {len(found)}")
     ((name, entry),) = found
     if entry["dtype"] not in DTYPES:
-        raise FieldOutOfRange(f"dtype: {entry['dtype']} must be one of {', '.join(DTYPES)}", param="dtype")
+        raise FieldOutOfRange.at("dtype", f"{entry['dtype']} must be one of {', '.join(DTYPES)}")
     tensor = TensorData(DTYPES[entry["dtype"]], tuple(entry["shape"]), bytes(entry["data"]))
     if (wrong := first_infinite(tensor)) is not None:
-        raise FieldOutOfRange(f"{param}: element {wrong} is not finite", param=param)
+        raise FieldOutOfRange.at(param, f"element {wrong} is not finite")
     # The library checks the metadata but does not give it out: the header is JSON after its length in 8 bytes.
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return name, tensor, header.get("__metadata__") or {}
@@ -81,7 +81,7 @@ def read_arrays(path: Path, *, param: str) -> dict[str, NDArray[np.float32]]:
         with safe_open(path, framework="numpy"):  # checks the header against the file
             pass
     except (OSError, SafetensorError) as error:
-        raise MalformedRequest(f"{param}: it is not a safetensors file, or not a whole one", param=param) from error
+        raise MalformedRequest.at(param, "it is not a safetensors file, or not a whole one") from error
     with path.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         header = json.loads(opened.read(size))
@@ -90,7 +90,7 @@ def read_arrays(path: Path, *, param: str) -> dict[str, NDArray[np.float32]]:
     for name, entry in header.items():
         if entry["dtype"] not in DTYPES:
             field = f"{param}.{name[:100]}"
-            raise FieldOutOfRange(f"{field}: {entry['dtype']} must be one of {', '.join(DTYPES)}", param=field)
+            raise FieldOutOfRange.at(field, f"{entry['dtype']} must be one of {', '.join(DTYPES)}")
         first, end = entry["data_offsets"]
         content = data[8 + size + first : 8 + size + end]
         found[name] = to_float32(TensorData(DTYPES[entry["dtype"]], tuple(entry["shape"]), content.tobytes()))
@@ -100,9 +100,9 @@ def read_arrays(path: Path, *, param: str) -> dict[str, NDArray[np.float32]]:
 def check_array(array: NDArray[np.float32], shape: tuple[int, ...], *, param: str) -> None:
     """Raise `FieldOutOfRange` unless the array has that shape, and nothing in it is infinite or NaN."""
     if array.shape != shape:
-        raise FieldOutOfRange(f"{param}: the shape must be {list(shape)}, not {list(array.shape)}", param=param)
+        raise FieldOutOfRange.at(param, f"the shape must be {list(shape)}, not {list(array.shape)}")
     if not (finite := np.isfinite(array)).all():
-        raise FieldOutOfRange(f"{param}: element {int(np.argmin(finite))} is not finite", param=param)
+        raise FieldOutOfRange.at(param, f"element {int(np.argmin(finite))} is not finite")
 
 
 def first_infinite(tensor: TensorData) -> int | None:

@@ -153,13 +153,12 @@ class StructuredOutputs(WireModel):
         given = list(self._forms())
         if len(given) != 1:
             found = " and ".join(given) or "none"
-            raise FieldOutOfRange(
-                f"structured_outputs: give exactly one of json, regex, choice, grammar and json_object, not {found}",
-                param="structured_outputs",
+            raise FieldOutOfRange.at(
+                "structured_outputs", f"give exactly one of json, regex, choice, grammar and json_object, not {found}"
             )
         if isinstance(self.json_schema, str) and is_nested_too_deep(self.json_schema):
             name = "structured_outputs.json"
-            raise FieldOutOfRange(f"{name}: the schema is nested too deep: at most {MAX_NESTING} levels", param=name)
+            raise FieldOutOfRange.at(name, f"the schema is nested too deep: at most {MAX_NESTING} levels")
         return self
 
     @classmethod
