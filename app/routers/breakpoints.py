@@ -90,7 +90,7 @@ async def create_breakpoint(
         if (field := body.when.value_field) is not None:
             if body.action is Action.PAUSE and info.state_bytes:
                 raise FieldOutOfRange.at(f"when.{field}", NO_SECOND_PASS)
-            gate = await to_gate(body.when, services, owner, target, "when")
+            gate = await to_gate(body.when, services, owner, target)
     breakpoint = body.to_breakpoint(info, target, edits, probe, features, gate)
     await services.sessions.whitebox.arm(session, breakpoint)
     return BreakpointView.model_validate(breakpoint)

@@ -54,9 +54,9 @@ async def to_edits(
     return tuple(made)
 
 
-async def to_gate(values: ValueFields, services: Services, owner: str | None, target: Target, param: str) -> Gate:
-    """The condition on a value at `target`, which came in the field `param`. Raises `NotFound`, `FieldOutOfRange`."""
-    return await _EditMaker(services, owner, target, param).gate(values, param)
+async def to_gate(when: ValueFields, services: Services, owner: str | None, target: Target) -> Gate:
+    """The condition of `when` on a value at `target`. Raises `NotFound`, `FieldOutOfRange`."""
+    return await _EditMaker(services, owner, target, "when").gate(when, "when")
 
 
 class FeatureRow(NamedTuple):

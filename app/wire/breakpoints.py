@@ -168,7 +168,7 @@ class BreakpointBody(WireModel):
         target = find_target(info, self.point, layers)
         check_action(self.action, target.point)
         if self.heads is not None:
-            check_heads(tuple(self.heads), target, param="heads")
+            check_heads(tuple(self.heads), target)
         return target
 
     def to_breakpoint(

@@ -150,11 +150,11 @@ def check_action(action: Action, point: Point, *, param: str = "point") -> None:
         raise FieldOutOfRange.at(param, f"{point} cannot take action {action}: {why}")
 
 
-def check_heads(numbers: tuple[int, ...], target: Target, *, param: str) -> None:
-    """Raise `FieldOutOfRange` for heads that a capture cannot choose."""
+def check_heads(numbers: tuple[int, ...], target: Target) -> None:
+    """Raise `FieldOutOfRange` for `heads` that a capture cannot choose."""
     if target.axis not in (Axis.HEADS, Axis.KEYS):
-        raise FieldOutOfRange.at(param, f"{target.point} has no heads; {_having(Axis.HEADS, Axis.KEYS)} have")
-    _check_numbers(numbers, min(shape.heads for shape in target.shapes), "head", param=param)
+        raise FieldOutOfRange.at("heads", f"{target.point} has no heads; {_having(Axis.HEADS, Axis.KEYS)} have")
+    _check_numbers(numbers, min(shape.heads for shape in target.shapes), "head", param="heads")
 
 
 def check_part(kind: PartKind, numbers: tuple[int, ...], target: Target, *, param: str) -> int:
