@@ -8,7 +8,7 @@ from app.domain.errors import FieldOutOfRange
 from app.openai.chat import Message
 from app.openai.fields import MAX_TOOLS, FunctionTool, ReasoningEffort, TemplateVariables
 from app.text.tokenizer import CharacterLimit
-from app.wire.base import LongList, TokenId, View, WireModel, deleted_shape, shape
+from app.wire.base import LongList, TokenId, View, WireModel, deleted_shape, fixed, shape
 from app.wire.calls import OpenBody
 
 
@@ -45,11 +45,11 @@ class Model(BaseModel):
     default_sampling: DefaultSampling
 
 
-class ModelList(BaseModel):
-    """All served models: the base under each of its names, then the LoRA adapters."""
-
-    object: Literal["list"] = "list"
-    data: list[Model]
+ModelList = shape(
+    "ModelList",
+    "All served models: the base under each of its names, then the LoRA adapters.",
+    {"object": fixed("list"), "data": [Model]},
+)
 
 
 class LoadModelBody(WireModel):

@@ -171,37 +171,36 @@ class ResponseObject(BaseModel):
         return cls.begin(body, SamplingParams(seed=0), id, int(time.time())).model_copy(update={"status": "completed"})
 
 
-class Shortened(BaseModel):
-    """What only this server tells of a shortened conversation."""
-
-    left_out: int = Field(description="the oldest items, which the context had no room for: the summary lacks them")
-
-
-class CompactedResponse(BaseModel):
-    """A conversation, shortened: the user's messages, and a summary of it."""
-
-    id: str
-    object: Literal["response.compaction"] = "response.compaction"
-    created_at: int
-    output: list[InputMessageItem | CompactionItem]
-    usage: ResponseUsage | None
-    djinn: Shortened | None = Field(None, exclude_if=is_none, description="if the context had no room for all of it")
-
-
+_LEFT_OUT = Field(description="the oldest items, which the context had no room for: the summary lacks them")
+Shortened = shape(
+    "Shortened", "What only this server tells of a shortened conversation.", {"left_out": (int, _LEFT_OUT)}
+)
+CompactedResponse = shape(
+    "CompactedResponse",
+    "A conversation, shortened: the user's messages, and a summary of it.",
+    {
+        "id": str,
+        "object": fixed("response.compaction"),
+        "created_at": int,
+        "output": [InputMessageItem | CompactionItem],
+        "usage": ResponseUsage | None,
+        "djinn": (
+            Shortened | None,
+            Field(None, exclude_if=is_none, description="if the context had no room for all of it"),
+        ),
+    },
+)
 InputTokens = shape(
     "InputTokens", "The length of a prompt.", {"object": fixed("response.input_tokens"), "input_tokens": int}
 )
 DeletedResponse = deleted_shape("DeletedResponse", "A response that the server has forgotten.", "response")
 
 
-class ItemList(BaseModel):
-    """One page of items."""
-
-    object: Literal["list"] = "list"
-    data: list[Item]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+ItemList = shape(
+    "ItemList",
+    "One page of items.",
+    {"object": fixed("list"), "data": [Item], "first_id": str | None, "last_id": str | None, "has_more": bool},
+)
 
 
 IDLE_S = 24 * 3600

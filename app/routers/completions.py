@@ -215,7 +215,7 @@ def _tokenize(body: TokenizeBody, services: Services) -> tuple[TokenizeAnswer, I
 
 
 @router.get("/v1/models", operation_id="listModels", response_model=ModelList, responses=LISTED)
-async def list_models(request: Request, services: ServicesDep) -> ModelList | Response:
+async def list_models(request: Request, services: ServicesDep) -> Any:
     """The served models. With the header `anthropic-version`, as Anthropic's API lists them."""
     if ANTHROPIC_VERSION in request.headers:
         adapters = [(as_model(services.info, each), each.since) for each in services.sessions.adapters]
@@ -223,7 +223,7 @@ async def list_models(request: Request, services: ServicesDep) -> ModelList | Re
         ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
         return JSONResponse({"data": data, "has_more": False, **ends})
     names = [_model(services, name) for name in services.sessions.adapters.names]
-    return ModelList(data=[*names, *(_adapter(services, each) for each in services.sessions.adapters)])
+    return {"data": [*names, *(_adapter(services, each) for each in services.sessions.adapters)]}
 
 
 @router.get("/v1/models/{model:path}", operation_id="getModel", response_model=Model, responses=ANSWERS)

@@ -332,7 +332,7 @@ def shown(view: BaseModel) -> Response:
     return Response(to_json(view), media_type="application/json")
 
 
-def items_page(items: Sequence[AnyItem], query: ItemsQuery, where: str) -> ItemList:
+def items_page(items: Sequence[AnyItem], query: ItemsQuery, where: str) -> Any:
     """The page that is asked for. Raises `FieldOutOfRange` if it is to begin after an item that is not `where`."""
     ordered = list(items if query.order == "asc" else reversed(items))
     return ItemList.model_construct(**page_of(ordered, query.after, query.limit, where))

@@ -1,7 +1,7 @@
 """Sessions: open, look, list, close, fork, rewind, their phase, moves, and files."""
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
@@ -30,7 +30,7 @@ from app.sessions.side_work import FILE_BYTES_PER_S, Lane
 from app.text.generation import whole_pieces
 from app.web.bodies import FILE, FILE_BODY, JsonRoute, file_type
 from app.wire.base import MoveBody, MoveView, SettleBody
-from app.wire.history import Timeline, TimelineEntry, TimelineQuery
+from app.wire.history import Timeline, TimelineQuery
 from app.wire.sessions import (
     MAX_LABELS,
     MAX_TTL_S,
@@ -85,10 +85,10 @@ def _opened_before(request: Request, services: Services, keyed: KeyedRequest) ->
     return _opened(request, services.sessions.table.get(keyed.session, keyed.owner), keyed)
 
 
-@router.get("", operation_id="listSessions", responses=errors())
+@router.get("", operation_id="listSessions", response_model=SessionPage, responses=errors())
 async def list_sessions(
     query: Annotated[ListSessionsQuery, Query()], services: ServicesDep, owner: OwnerDep, is_operator: OperatorDep
-) -> SessionPage:
+) -> Any:
     """The caller's sessions, oldest first; for an operator those of all tenants."""
     after = None if query.after is None else SessionId(query.after)
     page = services.sessions.table.page(
@@ -101,7 +101,7 @@ async def list_sessions(
         name=query.name,
     )
     data = [SessionView.of(session).seen_by(owner) for session in page[: query.limit]]
-    return SessionPage(data=data, has_more=len(page) > query.limit)
+    return {"data": data, "has_more": len(page) > query.limit}
 
 
 @router.get("/{session_id}", operation_id="getSession", responses=errors(404))
@@ -135,22 +135,21 @@ async def update_session(session: SessionDep, body: UpdateSessionBody, services:
     return SessionView.of(session)
 
 
-@router.get("/{session_id}/timeline", operation_id="getTimeline", responses=errors(404, 503))
+@router.get("/{session_id}/timeline", operation_id="getTimeline", response_model=Timeline, responses=errors(404, 503))
 async def get_timeline(
     session_id: str,
     query: Annotated[TimelineQuery, Query()],
     services: ServicesDep,
     owner: OwnerDep,
     is_operator: OperatorDep,
-) -> Timeline:
+) -> Any:
     """What happened to a session in the last 30 days, also after restarts and once it is closed."""
     found = await services.history.timeline(
         SessionId(session_id), owner, is_operator=is_operator, before=query.before, limit=query.limit + 1
     )
     if not found and query.before is None:
         services.sessions.table.get(session_id, owner, or_any=is_operator)
-    entries = [TimelineEntry.model_validate(entry) for entry in found[: query.limit]]
-    return Timeline(data=entries, has_more=len(found) > query.limit)
+    return {"data": found[: query.limit], "has_more": len(found) > query.limit}
 
 
 @router.delete("/{session_id}", operation_id="closeSession", status_code=204, responses=errors(404))

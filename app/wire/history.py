@@ -10,7 +10,7 @@ from app.domain.values import FinishReason, Phase, Tier
 from app.messages import Failed, TurnFinished
 from app.sessions.findings import FindingKind, Findings
 from app.sessions.session import Session
-from app.wire.base import QueryModel, View, any_event
+from app.wire.base import QueryModel, View, any_event, shape
 from app.wire.checkpoint import CheckpointView
 from app.wire.memory import MemoryView
 from app.wire.sessions import ResumeTimes, SessionView
@@ -88,11 +88,11 @@ class TimelineEntry(BaseModel):
     point: str | None = None
 
 
-class Timeline(BaseModel):
-    """Entries of a session, the newest first. If there are more, call again with `before` set to the last one's id."""
-
-    data: list[TimelineEntry]
-    has_more: bool
+Timeline = shape(
+    "Timeline",
+    "Entries of a session, the newest first. If there are more, call again with `before` set to the last one's id.",
+    {"data": [TimelineEntry], "has_more": bool},
+)
 
 
 class ActivityQuery(QueryModel):
@@ -129,14 +129,12 @@ class ServerMark(BaseModel):
     kind: Literal["started", "stopped"]
 
 
-class Activity(BaseModel):
-    """Minutes with turns, the oldest first, and starts and stops of the server. If there are more minutes, call again
-    with `since` set to the end of the last one.
-    """
-
-    minutes: list[ActivityMinute]
-    marks: list[ServerMark]
-    has_more: bool
+Activity = shape(
+    "Activity",
+    "Minutes with turns, the oldest first, and starts and stops of the server. If there are more minutes, call again\n"
+    "with `since` set to the end of the last one.",
+    {"minutes": [ActivityMinute], "marks": [ServerMark], "has_more": bool},
+)
 
 
 class TimedNews(BaseModel):

@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from app.domain.values import MAX_NAME, Phase, Residency, SessionState, Tier
 from app.sessions.session import Session
-from app.wire.base import MAX_COUNT, QueryModel, View, WireModel
+from app.wire.base import MAX_COUNT, QueryModel, View, WireModel, shape
 from app.wire.checkpoint import CheckpointView
 
 DAY_MS = 24 * 3600 * 1000
@@ -218,11 +218,11 @@ class SessionView(BaseModel):
         return self if self.tenant == reader else self.model_copy(update={"metadata": {}})
 
 
-class SessionPage(BaseModel):
-    """Sessions by age, oldest first. If there are more, call again with `after` set to the last one's id."""
-
-    data: list[SessionView]
-    has_more: bool
+SessionPage = shape(
+    "SessionPage",
+    "Sessions by age, oldest first. If there are more, call again with `after` set to the last one's id.",
+    {"data": [SessionView], "has_more": bool},
+)
 
 
 class MovingView(BaseModel):
