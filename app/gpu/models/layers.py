@@ -32,7 +32,8 @@ Tables = Mapping[str | None, Tensor]
 
 def rotary_tables(config: Config, positions: int, weights: Weights) -> Tables:
     """Cosines, then sines, of half of what is rotated of a head, `[positions, rotated]`, for rotary position embedding
-    (Su et al., arXiv:2104.09864) with Transformers' own frequencies and scaling. Raises as `require_fixed_rope`.
+    (Su et al., arXiv:2104.09864) with Transformers' own frequencies and scaling. Raises as `require_fixed_rope`, and
+    FieldOutOfRange if more would be rotated than a head has.
     """
     require_fixed_rope(config)
     if not getattr(config, "rope_parameters", None):
@@ -41,8 +42,12 @@ def rotary_tables(config: Config, positions: int, weights: Weights) -> Tables:
     dtype, at = torch.float32 if exact else weights.dtype, torch.arange(positions, device=weights.device)
     by_type = {kind: given for kind, given in config.rope_parameters.items() if isinstance(given, dict)}
     tables = dict[str | None, Tensor]()
+    most = config.qk_rope_head_dim if VARIANTS[config.model_type].latents else head_dim_of(config)
     for layer_type, parameters in (by_type or {None: config.rope_parameters}).items():
         frequencies, scale = _frequencies(config, layer_type, parameters)
+        if 2 * len(frequencies) > most:  # kernels trust the table
+            said = f"config.json: {2 * len(frequencies)} numbers of each head are to be rotated, and it has {most}"
+            raise FieldOutOfRange(said, param="model")
         angles = at[:, None].float() * frequencies.to(weights.device, torch.float32)
         tables[layer_type] = torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1).to(dtype)
     return tables

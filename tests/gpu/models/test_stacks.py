@@ -229,16 +229,17 @@ def test_rope_that_depends_on_the_sequence_length_is_refused(model_type: str, ro
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("case", "fields", "said"),
     [
-        ({"num_experts_per_tok": 5}, "num_experts_per_tok must be between 1 and 4"),
-        ({"n_group": 3}, "n_group must divide the 8 experts"),
-        ({"topk_group": 9}, "topk_group be between 1 and n_group"),
+        ("glm4_moe, groups", {"num_experts_per_tok": 5}, "num_experts_per_tok must be between 1 and 4"),
+        ("glm4_moe, groups", {"n_group": 3}, "n_group must divide the 8 experts"),
+        ("glm4_moe, groups", {"topk_group": 9}, "topk_group be between 1 and n_group"),
+        ("deepseek_v3, latents", {"head_dim": 16}, "16 numbers of each head are to be rotated, and it has 8"),
     ],
 )
-def test_numbers_of_experts_that_make_no_sense_are_refused(fields: dict[str, int], said: str) -> None:
+def test_numbers_that_make_no_sense_are_refused(case: str, fields: dict[str, int], said: str) -> None:
     with pytest.raises(FieldOutOfRange, match=said):
-        load(AutoConfig.for_model(**{**CASES["glm4_moe, groups"], **fields}))
+        load(AutoConfig.for_model(**{**CASES[case], **fields}))
 
 
 def test_experts_may_be_in_one_tensor_and_none_may_be_missing(tmp_path: Path) -> None:
