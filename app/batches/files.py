@@ -91,6 +91,13 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{secrets.token_hex(12)}"
 
 
+def _close(opened: BinaryIO, unwanted: Path | None) -> None:
+    with contextlib.suppress(OSError):  # it writes once more what the disk had no room for
+        opened.close()
+    if unwanted is not None:
+        unwanted.unlink(missing_ok=True)
+
+
 class FileStore:
     """The files of all owners in one folder. Together they have at most `max_bytes`, and owners share these: one with
     several files leaves as much to others as it takes. Used on the event loop. Other threads read and write contents.
@@ -168,10 +175,8 @@ class FileStore:
             finally:
                 if not writer.is_kept:
                     self._bytes[owner] -= writer.bytes
-                with contextlib.suppress(OSError):  # it writes once more what the disk had no room for
-                    await asyncio.to_thread(opened.close)
-                if file_id is None and not writer.is_kept:
-                    await asyncio.to_thread(part.unlink, missing_ok=True)
+                unwanted = part if file_id is None and not writer.is_kept else None
+                await asyncio.shield(asyncio.to_thread(_close, opened, unwanted))  # of a client that has left too
 
     def take(self, owner: str | None, more: int, held: int) -> None:
         """Count bytes for a file that has `held` so far. Raises `TooLarge`, `FilesFull`."""
