@@ -31,7 +31,6 @@ PATIENCE_S = 5.0
 """How long metrics and findings wait for the engine: half of the time that Prometheus waits for them."""
 
 
-@router.head("/health", include_in_schema=False)
 @router.get("/health", operation_id="getHealth", responses={422: {"model": ErrorBody}})
 async def get_health() -> Status:
     """Whether the process is alive. Needs no API key."""
@@ -55,6 +54,7 @@ async def get_ready(request: Request, services: ServicesDep) -> Status:
     return Status(status="ready")
 
 
+@router.head("/metrics", include_in_schema=False)
 @router.get(
     "/metrics",
     operation_id="getMetrics",

@@ -31,6 +31,7 @@ from app.machine.budget import Budget, Share, byte_budget
 from app.sessions.side_work import Lane, SideWork
 from app.web.connections import origin_of
 from app.web.errors import close_socket, error_response
+from app.web.openapi import is_open
 
 
 def body_budget(max_bytes: int) -> Budget:
@@ -357,12 +358,14 @@ WHITESPACE = string.whitespace.encode()
 async def refuse_unread(request: Request) -> None:
     """Raise `FieldOutOfRange` for query parameters and bodies that the route does not take. An empty `{}` is no body.
 
-    The fields of those that it does take are checked by its own models. Dependencies take none.
+    The fields of those that it does take are checked by its own models. Dependencies take none. Probes and browsers may
+    add a query to what is open to anybody.
     Raises `ClientDisconnect` if the body does not come whole.
     """
     route = request.scope["route"]
     assert isinstance(route, APIRoute)
-    for name, count in Counter(name for name, _ in request.query_params.multi_items()).items():
+    query = () if is_open(route.path) else request.query_params.multi_items()
+    for name, count in Counter(name for name, _ in query).items():
         if not route.dependant.query_params:
             raise FieldOutOfRange(f"{name}: this route takes no query parameters", param=name)
         if count > 1:
