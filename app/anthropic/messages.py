@@ -114,7 +114,6 @@ def _files(content: str | Sequence[OpenBody]) -> list[str]:
     return [f"content.{index}" for index, block in enumerate(content) if isinstance(block, FileBlock)]
 
 
-TextContent = TypeAliasType("TextContent", TextOrList[str, LongList[TextBlock]])
 SystemContent = TypeAliasType("SystemContent", TextOrList[str, LongList[SystemBlock]])
 
 
@@ -197,6 +196,15 @@ AssistantBlock = TypeAliasType(
 )
 
 
+def instructions(content: str | Sequence[SystemBlock]) -> Iterator[dict[str, Any]]:
+    """The message of instructions as chat templates read it, without lines about billing. For an empty list there is
+    none, so that the template's own stay.
+    """
+    parts = [content] if isinstance(content, str) else [block.text for block in content]
+    if read := [text for part in parts if (text := without_billing(part)) or not part]:
+        yield {"role": "system", "content": "\n".join(read)}
+
+
 def text_of(content: str | Iterable[TextBlock | FileBlock | ToolReferenceBlock]) -> str:
     """The content as one text: blocks are lines."""
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
@@ -210,11 +218,15 @@ class SystemInput(OpenBody):
     """Instructions in the middle of a conversation."""
 
     role: Literal["system"]
-    content: TextContent
+    content: SystemContent
+
+    def without_effect(self) -> list[str]:
+        """A text that begins with a line about billing."""
+        return ["content"] if isinstance(self.content, str) and self.content.startswith(BILLING) else []
 
     def for_template(self, seal: Seal) -> Iterator[dict[str, Any]]:
         """The message as chat templates read it."""
-        yield {"role": "system", "content": text_of(self.content)}
+        return instructions(self.content)
 
 
 class UserInput(OpenBody):
@@ -287,11 +299,7 @@ def _references(messages: Iterable[MessageInput]) -> Iterator[ToolReferenceBlock
 
 def chat_of(system: str | Sequence[SystemBlock] | None, messages: Sequence[MessageInput], seal: Seal) -> Chat:
     """The conversation as chat templates read it. Messages of one role that follow each other are one."""
-    if system:
-        parts = [system] if isinstance(system, str) else [block.text for block in system]
-        read = [text for part in parts if (text := without_billing(part)) or not part]
-        system = "\n".join(read) if read else None
-    chat: Chat = [] if system is None else [{"role": "system", "content": text_of(system)}]
+    chat: Chat = [] if system is None else [*instructions(system)]
     for message in messages:
         for each in message.for_template(seal):
             last: dict[str, Any] = chat[-1] if chat else {"role": None}
@@ -624,7 +632,7 @@ def message_prompt(
         messages = [each.model_copy(update={"content": _marked(each.content)}) for each in body.messages[:-1]]
         last = body.messages[-1]
         if isinstance(last.content, list):  # the end of the prompt has a state anyway
-            last = last.model_copy(update={"content": [*_marked(last.content[:-1]), last.content[-1]]})
+            last = last.model_copy(update={"content": [*_marked(last.content[:-1]), *last.content[-1:]]})
         marked = chat_of(_marked(body.system), [*messages, last], seal)
         return support.chat_text(mark_instructions(marked), shown, **options)
 

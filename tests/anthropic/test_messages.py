@@ -183,14 +183,14 @@ def test_what_no_model_here_can_use_is_left_out_and_named(http: httpx.Client, pa
         "messages.1.content.1.data",
         "system.0.text",
     ]
-    usages = [answer.json() for answer in (full, ask())]
-    usages = [usage.get("usage", usage) for usage in usages]
-    counts = [usage["input_tokens"] + usage.get("cache_read_input_tokens", 0) for usage in usages]
-    assert counts[0] == counts[1]
-    in_one = ask(system=f"{line}\nBe kind.")
-    usage = in_one.json().get("usage", in_one.json())
-    assert usage["input_tokens"] + usage.get("cache_read_input_tokens", 0) == counts[0]
-    assert in_one.headers["x-djinn-ignored"] == "system"
+    said = [*ASK["messages"], {"role": "assistant", "content": "Yes"}, *ASK["messages"]]
+    for content, named in ((f"{line}\nBe kind.", ""), ([billing, text("Be kind.")], ".0.text"), ("Be kind.", None)):
+        within = ask(system=[], messages=[{"role": "system", "content": content}, *said])
+        for place, answer in (("system", ask(system=content)), ("messages.0.content", within)):
+            assert answer.headers.get("x-djinn-ignored") == (None if named is None else place + named)
+            usages = [each.json().get("usage", each.json()) for each in (full, answer)]
+            counts = [usage["input_tokens"] + usage.get("cache_read_input_tokens", 0) for usage in usages]
+            assert counts[0] == counts[1], (place, content)
     assert "x-djinn-ignored" not in ask(thinking={"type": "disabled"}).headers
 
 
