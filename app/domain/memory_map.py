@@ -56,7 +56,7 @@ class SessionMemory:
     """One session's KV: `blocks` that hold `computed_tokens` of its `tokens`, and the bytes of them in each tier.
 
     `bytes_out` and `bytes_in` have left and come back to the device since the session was opened, in `restores` moves.
-    A block takes `block_bytes`.
+    A block takes `block_bytes`. The whole host tier has `host_room`.
     """
 
     tokens: int = 0
@@ -71,6 +71,7 @@ class SessionMemory:
     restores: int = 0
     block_bytes: int = 0
     counts: BlockCounts = BlockCounts()
+    host_room: int = 0
 
     def grown(self, tokens: int) -> Self:
         """The same once a turn has decoded to a history of so many tokens. Only KV on the device grows. While a prompt

@@ -8,7 +8,7 @@ from fastapi.responses import StreamingResponse
 
 from app.cluster.cluster import Cluster
 from app.domain.errors import FieldOutOfRange, NoCluster
-from app.domain.values import KVBudget, KVPolicy, Residency, SessionId, SessionState
+from app.domain.values import KVPolicy, Residency, SessionId, SessionState
 from app.exports import exports as session_files
 from app.exports.exports import read_chunks, write_chunks
 from app.routers.dependencies import (
@@ -197,9 +197,7 @@ async def set_phase(session: SessionDep, body: PhaseBody, services: ServicesDep)
     A turn makes the phase `compute` by itself.
     """
     services.sessions.set_phase(session, body.phase, body.resume_in_ms)
-    settings = services.settings
-    leaves = KVPolicy(settings.kv_policy) is KVPolicy.SIGNAL and settings.kv_host != KVBudget()
-    return PhaseView.of(session, leaves=leaves)
+    return PhaseView.of(session, leaves=KVPolicy(services.settings.kv_policy) is KVPolicy.SIGNAL)
 
 
 @router.post(

@@ -244,10 +244,10 @@ class PhaseView(BaseModel):
 
     @classmethod
     def of(cls, session: Session, *, leaves: bool) -> Self:
-        """What the session's phase asks for, given where its KV is, if signals move it and there is a lower tier."""
+        """What the session's phase asks for, given where its KV is, if signals move it and the host can hold it."""
         kv, moving = session.kv, None
         if leaves and kv.tier is not None:
-            if session.phase in (Phase.IO_WAIT, Phase.IDLE) and kv.device_bytes:
+            if session.phase in (Phase.IO_WAIT, Phase.IDLE) and 0 < kv.device_bytes <= kv.host_room:
                 moving = MovingView(to=Tier.HOST, bytes=kv.device_bytes - min(kv.host_bytes, kv.device_bytes))
             elif session.phase in (Phase.READY, Phase.COMPUTE) and not kv.device_bytes:
                 moving = MovingView(to=Tier.DEVICE, bytes=kv.host_bytes or kv.disk_bytes)

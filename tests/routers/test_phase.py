@@ -62,12 +62,17 @@ def test_a_session_with_a_turn_in_it_computes_whatever_it_says(http: httpx.Clien
         assert http.get(session).json()["phase"] == "compute"
 
 
-def test_without_a_lower_tier_no_signal_moves_anything(serve_with: ServeWith) -> None:
-    http = serve_with(kv_host=0)
+@pytest.mark.parametrize(("kv_host", "warning"), [("0", ""), ("1x96", "a session of 96 tokens"), ("1x1024", "")])
+def test_without_room_in_a_lower_tier_no_signal_moves_anything(
+    serve_with: ServeWith, caplog: pytest.LogCaptureFixture, kv_host: str, warning: str
+) -> None:
+    http = serve_with(kv_host=kv_host)
+    assert (warning in caplog.text, "--kv-host" in caplog.text) == (True, bool(warning))
     session = open_session(http)
     generate(http, session, **CONTEXT)
-    assert http.post(f"{session}/phase", json={"phase": "idle"}).json()["moving"] is None
-    assert in_tier("device")(http.get(session).json())
+    moves = http.post(f"{session}/phase", json={"phase": "idle"}).json()["moving"] is not None
+    assert moves == (kv_host == "1x1024")
+    wait_for(http, session, in_tier("host" if moves else "device"))
 
 
 def test_in_io_wait_the_device_is_free_and_nothing_is_computed_twice(serve_with: ServeWith) -> None:

@@ -321,6 +321,7 @@ class CommandHandler:
             restores=sequence.restores,
             block_bytes=size,
             counts=pool.counts,
+            host_room=self._scheduler.cache.host.num_blocks * size,
         )
 
     def _memory(self) -> MemoryMap:

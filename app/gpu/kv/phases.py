@@ -263,11 +263,14 @@ class Phases:
 
     def _send_away(self, sequence: TokenSequence, now: float) -> bool:
         """Offload a session that waits by one tier: to the host, and from there to disk if it is `idle`, or has waited
-        for long while more than half of the host is taken. False: it would be back before the move was done, or may be.
+        for long while more than half of the host is taken. False: it would be back before the move was done, or may be;
+        or it is larger than the whole host.
         """
         gap, blocks = self._gaps.get(sequence.session) or Gap(now), self._tiers.cache.pool.kept_for(sequence.computed)
         seconds = self._placement.meter.seconds
         if sequence.tier is Tier.DEVICE:
+            if sequence.held_count > self._host.num_blocks:
+                return False
             move_s = seconds(blocks, MoveKind.OUT, MoveKind.IN)
             if gap.lengths and (leave_at := gap.leave_at(now, move_s)) > now:
                 self._look_again(sequence, leave_at)

@@ -1,6 +1,7 @@
 """KV of an engine: its layout, and memory and files, sized to the machine and what steps and graphs take of a GPU."""
 
 import logging
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import torch
@@ -312,6 +313,14 @@ def make_kv(
     if layout.state_bytes:  # that many tokens' KV takes as much room as a state
         state_every = max(STATE_EVERY, layout.state_blocks * layout.block_size if layout.keeps_tokens else 0)
     _log_budgets(budgets, layout, on_device.kept_for(limit), limit, stack.max_model_len)
+    fits = bisect_right(range(1, limit + 1), host_blocks, key=on_host.kept_for)
+    if host_blocks and fits < limit:
+        logger.warning(
+            "--kv-host: it has room for a session of %d tokens at most; KV of longer ones goes neither there nor to "
+            "disk; 1x%d has room for any session",
+            fits,
+            limit,
+        )
     return KV(
         identity=identity,
         cache=KVCache(on_device, on_host, hash_tokens=settings.block_size, state_every=state_every),
