@@ -98,17 +98,16 @@ def test_nobody_loses_kv_for_one_that_nobody_waits_for_yet() -> None:
     assert (tier_of(returns), bench.placement.counts.dropped) == (Tier.HOST, 0)
 
 
-@pytest.mark.parametrize("policy", [KVPolicy.LRU, KVPolicy.NONE])
-def test_other_policies_do_not_listen(policy: KVPolicy) -> None:
-    bench = Bench(policy=policy)
-    sequence = bench.session(10)
-    bench.phases.signal(sequence, Phase.IO_WAIT, 10.0)
-    assert tier_of(sequence) is Tier.DEVICE
-    bench.tick()
-    assert bench.phases.next_alarm() is None
-    bench.begin_turn(sequence)
-    bench.placement.write_behind([sequence])
-    assert bench.orders() == []
+def test_other_policies_do_not_listen_and_who_is_larger_than_the_host_is_not_tried_again() -> None:
+    for bench, wait_s in ((Bench(policy=KVPolicy.LRU), 9.0), (Bench(policy=KVPolicy.NONE), 9.0), (Bench(host=2), None)):
+        sequence = bench.session(10)
+        bench.phases.signal(sequence, Phase.IO_WAIT, wait_s)
+        assert tier_of(sequence) is Tier.DEVICE
+        bench.tick()
+        assert bench.phases.next_alarm() is None
+        bench.begin_turn(sequence)
+        bench.placement.write_behind([sequence])
+        assert bench.orders() == []
 
 
 def test_lru_sends_the_longest_idle_away_and_signal_the_one_that_returns_last() -> None:
