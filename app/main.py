@@ -232,7 +232,7 @@ def _heads() -> APIRouter:
     """HEAD (RFC 9110, 9.3.2) for each route of the API that reads JSON. Files and streams would be made for nothing."""
     heads = APIRouter(include_in_schema=False)
     for route in (route for router in ROUTERS for route in router.routes):
-        if isinstance(route, APIRoute) and "GET" in route.methods and route.response_model is not None:
+        if isinstance(route, APIRoute) and "GET" in (route.methods or ()) and route.response_model is not None:
             heads.add_api_route(
                 route.path,
                 route.endpoint,
