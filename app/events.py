@@ -173,6 +173,10 @@ class Feed(Watcher):
         self._changed.pop(session.id, None)
         self._tell_session(session, "closed")
 
+    def departed(self, session: Session) -> None:
+        """Tell nothing: to the readers of a cluster it is as open as before."""
+        self._changed.pop(session.id, None)
+
     def begun(self, session: Session) -> None:
         """Tell of a turn."""
         for _, channel in self._readers(session):

@@ -135,6 +135,11 @@ class History(Watcher):
         if self._seen.pop(session.id, None) is not None:
             self._note(session, "closed")
 
+    def departed(self, session: Session) -> None:
+        self._then.departed(session)
+        if self._seen.pop(session.id, None) is not None:
+            self._note(session, "departed")
+
     def begun(self, session: Session) -> None:
         self._then.begun(session)
         seen = self._seen.get(session.id)

@@ -333,7 +333,7 @@ class SessionRegistry:
     def depart(self, session: Session, home: Home, responses: Iterable[str] = ()) -> None:
         """Let go of a session that another server has taken with these responses, without waiting."""
         session.move(SessionState.CLOSED)
-        self.table.remove(session)
+        self.table.remove(session, departs=True)
         self.keeper.depart(session, home, responses)
         self._close_in_engine(session)
 

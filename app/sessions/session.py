@@ -154,6 +154,9 @@ class Watcher:
     def closed(self, session: Session) -> None:
         """The session is gone. Its turn, if it has one, ends with it."""
 
+    def departed(self, session: Session) -> None:
+        """The session is on another server from now on, which has told so already."""
+
     def begun(self, session: Session) -> None:
         """A turn is in the queue."""
 

@@ -173,8 +173,8 @@ class SessionTable:
         session.watcher = self.watcher
         self.watcher.opened(session)
 
-    def remove(self, session: Session) -> None:
-        """Let go of a session that closes."""
+    def remove(self, session: Session, *, departs: bool = False) -> None:
+        """Let go of a session that closes, or `departs` to another server."""
         del self._open[session.id]
         self._held[session.owner] -= 1
         self._leave_turn(session)
@@ -182,7 +182,7 @@ class SessionTable:
         closed[session.id] = None
         if len(closed) > self._limit:
             del closed[next(iter(closed))]
-        self.watcher.closed(session)
+        (self.watcher.departed if departs else self.watcher.closed)(session)
         self.on_closed(session)
 
     @contextlib.contextmanager

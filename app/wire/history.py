@@ -67,7 +67,7 @@ class TimelineEntry(BaseModel):
 
     id: int
     at: float
-    kind: Literal["opened", "restored", "arrived", "turn", "paused", "phase", "moved", "closed"]
+    kind: Literal["opened", "restored", "arrived", "turn", "paused", "phase", "moved", "departed", "closed"]
     tokens: int | None = None
     status: Literal["finished", "failed"] | None = None
     finish_reason: FinishReason | None = None

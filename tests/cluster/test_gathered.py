@@ -148,6 +148,23 @@ def test_the_live_stream_is_that_of_all_and_goes_on_where_it_ended(
     assert "snapshot" not in [name for name, _ in told]
 
 
+def test_a_session_that_moves_stays_open_in_the_live_stream(client: httpx.Client, servers: Pair) -> None:
+    moves, told = open_session(servers.a, metadata={"name": "m"}), list[Any]()
+    with reading(client) as reader:
+        for there, here in (("b", "a"), ("a", "b")):
+            servers.moved(moves, here, there)
+            for http in servers.clients.values():  # each tells of its own in order
+                http.delete(f"/v1/sessions/{(other := open_session(http))}")
+                while not told or (told[-1]["change"], told[-1]["session"]["id"]) != ("closed", other):
+                    told.append(reader.until("session")[-1][1])
+    changes = [each["change"] for each in told if each["session"]["id"] == moves]
+    assert (changes.count("opened"), changes.count("closed")) == (2, 0)
+    timeline = servers.a.get(f"/v1/sessions/{moves}/timeline").json()["data"]
+    assert [each["kind"] for each in timeline if each["kind"] not in ("moved", "phase")] == [
+        "arrived", "departed", "opened",
+    ]  # fmt: skip
+
+
 def test_each_session_is_at_the_one_replica_that_its_id_names(
     client: httpx.Client, sessions: list[str], servers: Pair
 ) -> None:

@@ -235,6 +235,7 @@ class Arrivals:
                 if not (decided.done() and decided.result()):
                     raise GivenUp
                 await arrival.open()
+                session.arrived_at = time.monotonic()
         except Exception as error:
             if arrival.failure is None and session.state is not SessionState.CLOSED:
                 self._registry.abandon(session)
@@ -245,7 +246,6 @@ class Arrivals:
             if not isinstance(error, DjinnError):
                 logger.exception("a session could not be opened")
             return Answer.refusing(error)
-        session.arrived_at = time.monotonic()
         # From now on clients find the session here, and all that is bound to it.
         self._bound.adopt(session)
         self._responses.adopt(session, arrival.responses)

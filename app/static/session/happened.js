@@ -84,6 +84,7 @@ const CAME = { opened: "Opened", restored: "The server came back", arrived: "Cam
 const PAST = {
   begun: () => [],
   closed: () => [["Closed", ""]],
+  departed: () => [["Went to another server", ""]],
   phase: ({ phase, returns_at: at }) => [[`Phase ${phase}`, at ? `back at ${moment(at)}` : ""]],
   moved: ({ tier, tokens }) => [[`KV ${place({ tier })}`, tokens ? counted(tokens, "token") : ""]],
 };
