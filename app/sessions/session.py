@@ -412,10 +412,11 @@ class Session:
 
     def place(self, kv: SessionMemory) -> None:
         """Note where its KV is."""
-        self.placed = kv
         if self.trace is not None:
             self.trace.placed(kv)
-        self.watcher.changed(self)
+        if kv != self.placed:
+            self.placed = kv
+            self.watcher.changed(self)
 
     def begin(self, turn: Turn, history: array[int], max_tokens: int) -> None:
         """Enter the queue with a turn whose context is `history`, and that generates at most `max_tokens`."""

@@ -41,7 +41,9 @@ def test_a_session_is_followed_from_its_opening_to_its_end(serve_with: ServeWith
     with reading(http) as reader:
         assert ids(reader.next()) == {before}
         session = create(http)
-        assert reader.until("session", change="opened")[-1][1]["session"]["id"] == session
+        opened = reader.until("session", change="opened")[-1][1]["session"]
+        assert opened["id"] == session
+        assert all("changed" not in data.values() for _, data in reader.until("memory")), "nothing has"
         turn = generate(http, session)
         begun = reader.until("turn")[-1][1]
         assert begun.pop("time") <= time.time()
