@@ -29,8 +29,23 @@ from app.web.middleware import new_request_id
 
 REST_BYTES = 1 << 20
 """A body of at most so many bytes is read to its end after its answer: a new connection would cost more."""
-SHOWN_CHARACTERS = 200
-"""Of a complaint, which may have the client's own bytes in it."""
+HEAD_BYTES = 16 << 10
+"""Most that a request's head may have."""
+COMPLAINTS = {
+    "receive buffer": f"its head, or the line before a chunk of its body, has more than {HEAD_BYTES} bytes",
+    "illegal request": "its first line is not a method, a target and HTTP/1.1",
+    "illegal header": "a line of its head is not a name, a colon and a value",
+    "illegal chunk": "a chunk of its body does not begin with a length in hexadecimal digits",
+    "small chunks": "its body comes in too many small chunks",
+    "malformed chunk": "a chunk of its body is longer than it says",
+    "conflicting content-length": "it has several headers Content-Length",
+    "bad content-length": "its Content-Length is no number of bytes",
+    "multiple transfer-encoding": "it has several headers Transfer-Encoding",
+    "only transfer-encoding:": "its Transfer-Encoding is not chunked",
+    "missing mandatory": "it has no header Host",
+    "found multiple": "it has several headers Host",
+}
+"""What was wrong, by the first two words of the error, which may go on with the client's own bytes."""
 CLOSE = (b"connection", b"close")
 EMPTY_LINES = re.compile(rb"(?:\r\n)+")
 """Skipped in front of a request (RFC 9112, 2.2): old clients end a body with one. h11 takes one for a request."""
@@ -44,7 +59,7 @@ class HttpWire(h11.Connection):
 
     def __init__(self, on_held: Callable[[], object]) -> None:
         """`on_held` is called whenever a head is held: the caller must take it soon, as nothing may follow for long."""
-        super().__init__(h11.SERVER)
+        super().__init__(h11.SERVER, HEAD_BYTES)
         self.complaint = ""
         """What was wrong with what the client sent, once `next_event` has raised."""
         self._pieces = SmallPieces()
@@ -75,9 +90,10 @@ class HttpWire(h11.Connection):
                 and event.chunk_start
                 and not self._pieces.take(len(event.data), time.monotonic())
             ):
-                raise h11.RemoteProtocolError("the body comes in too many small chunks")
+                raise h11.RemoteProtocolError("small chunks")
         except h11.RemoteProtocolError as error:
-            self.complaint = str(error)[:SHOWN_CHARACTERS]
+            words = str(error).lower().split()
+            self.complaint = COMPLAINTS.get(" ".join(words[:2]), "it is not HTTP/1.1 as it should be")
             raise
         return event
 
