@@ -46,6 +46,40 @@ def has_more_values(text: str | bytes, most: int) -> bool:
     return sum(map(_outside_strings(content).count, (b"[", b"{", b","))) >= most
 
 
+_HEX = "[0-9a-fA-F]"
+_ESCAPE = re.compile(
+    rf"""\\(?:
+    (?P<open>(?:u[dD][89abAB]{_HEX}{{2}}(?:\\(?:u{_HEX}{{0,3}})?)?|u{_HEX}{{0,3}})?\Z)
+    |u[dD][89abAB]{_HEX}{{2}}\\u[dD][c-fC-F]{_HEX}{{2}}
+    |(?P<half>u[dD][89a-fA-F]{_HEX}{{2}})
+    |.)""",
+    re.DOTALL | re.VERBOSE,
+)
+
+
+def whole_escapes(text: str) -> tuple[str, str]:
+    """A JSON text in which U+FFFD stands for escapes that are half of a surrogate pair, and what of its end is an
+    escape, or half of a pair, that more text may end. The text begins with no part of an escape.
+    """
+    rest = ""
+
+    def write(found: re.Match[str]) -> str:
+        nonlocal rest
+        if found["open"] is not None:
+            rest = found[0]
+            return ""
+        return "\\ufffd" if found["half"] else found[0]
+
+    return _ESCAPE.sub(write, text), rest
+
+
+def whole_characters(text: str) -> str:
+    """A JSON text in which U+FFFD stands for each half of a surrogate pair, as a character or an escape."""
+    if not text.isascii():
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return "".join(whole_escapes(text)) if "\\ud" in text or "\\uD" in text else text
+
+
 def _encode(text: str | bytes) -> bytes:
     return text.encode(errors="surrogatepass") if isinstance(text, str) else text
 

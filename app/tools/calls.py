@@ -21,6 +21,7 @@ from app.tools.reader import (
     load_whole,
     read_calls,
     undecided,
+    write_json,
 )
 
 Calls = list[tuple[str, str]]
@@ -45,7 +46,7 @@ def read_call(text: str, form: ToolFormat, tools: Mapping[str, Tool]) -> Calls |
         return None
     if form.pair is not None:
         pairs = _pairs(head["arguments"], form.pair, tool)
-        return None if pairs is None else [(tool.name, json.dumps(pairs))]
+        return None if pairs is None else [(tool.name, write_json(pairs))]
     arguments = head["arguments"]
     if form.text_quote and load_json(arguments) is None:
         arguments = _with_quotes(arguments, form.text_quote)
@@ -144,7 +145,7 @@ def _python_call(call: ast.expr, tools: Mapping[str, Tool]) -> tuple[str, str]:
     if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name) or call.func.id not in tools:
         raise ValueError("no call of a tool")
     arguments = {str(each.arg): _python_value(each.value) for each in call.keywords}
-    return call.func.id, json.dumps(arguments)
+    return call.func.id, write_json(arguments)
 
 
 def _python_value(value: ast.expr) -> Any:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from app.domain.errors import FieldOutOfRange
-from app.domain.text import is_nested_too_deep
+from app.domain.text import is_nested_too_deep, whole_characters
 from app.tools.formats import ToolFormat
 
 Message = Mapping[str, Any]
@@ -172,6 +172,7 @@ def _as_object(arguments: str) -> Any:
 
     A text that is nested too deep stays a text too: templates follow an object level by level.
     """
+    arguments = whole_characters(arguments)
     if is_nested_too_deep(arguments):
         return arguments
     try:
@@ -185,7 +186,7 @@ def _as_text(message: Message, form: ToolFormat) -> dict[str, Any]:
     if message["role"] == "tool":
         return {"role": "tool", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
     calls = [
-        form.write(json.dumps(call["function"]["name"]), call["function"]["arguments"] or "{}")
+        form.write(json.dumps(call["function"]["name"]), whole_characters(call["function"]["arguments"]) or "{}")
         for call in calls_of(message)
     ]
     if not calls:

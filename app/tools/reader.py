@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
+from app.domain.text import whole_characters, whole_escapes
 from app.domain.values import FinishReason
 from app.messages import TurnFinished
 from app.text.generation import TextChunk
@@ -280,8 +281,16 @@ def read_calls(found: object, names: Container[str], *, bare: bool = False) -> l
             arguments = {}
         if not isinstance(arguments, dict):
             return None
-        calls.append((name, json.dumps(arguments)))
+        try:
+            calls.append((name, write_json(arguments)))
+        except ValueError:
+            return None
     return calls or None
+
+
+def write_json(value: object) -> str:
+    """The JSON text of what a model wrote in any form. Raises ValueError if a number in it is not finite."""
+    return whole_characters(json.dumps(value, allow_nan=False))
 
 
 def load_json(text: str) -> object:
@@ -313,13 +322,14 @@ class JsonScan:
         """Brackets that are open."""
         self._in_string = False
         self._escaped = False
+        self._open = ""
+        """The escape that the last text ended in, as `whole_escapes` says."""
 
     def take(self, text: str, floor: int = 0) -> tuple[int, str]:
         """How many characters of `text` there are until only `floor` brackets are open, and their strict JSON: small
-        models write line breaks and tabs into strings as they are.
+        models write line breaks and tabs into strings as they are, and halves of surrogate pairs.
         """
-        strict: list[str] = []
-        start = 0
+        strict, start = [self._open], 0
         for index, character in enumerate(text):
             if (self._in_string or self._escaped) and character < " ":
                 strict += [text[start:index], "\\" * self._escaped, json.dumps(character)[1:-1]]
@@ -336,8 +346,10 @@ class JsonScan:
             elif character in "}]":
                 self.depth -= 1
                 if self.depth <= floor:
-                    return index + 1, "".join([*strict, text[start : index + 1]])
-        return len(text), "".join([*strict, text[start:]])
+                    text = text[: index + 1]
+                    break
+        written, self._open = whole_escapes("".join([*strict, text[start:]]))
+        return len(text), written
 
 
 MAX_HEAD = 300

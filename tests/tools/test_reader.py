@@ -74,14 +74,18 @@ def test_calls_in_an_unusual_form_are_read_too(answer: str, form: ToolFormat, co
         ('{"a": "1\n2\t\x013"}', r'{"a": "1\n2\t\u00013"}'),
         ('{"a": "1\\\\\n2\\\n3"}', r'{"a": "1\\\n2\\\n3"}'),
         (json.dumps('{"a":\t"1\n2"}'), r'{"a": "1\n2"}'),
+        (r'{"a": "\ude00\ud83d\ude00\\ud83d\ud83d"}', r'{"a": "\ufffd\ud83d\ude00\\ud83d\ufffd"}'),
         ("null", "{}"),
         ('""', "{}"),
     ],
 )
 @FORMATS
 def test_arguments_of_small_models_are_strict_json(form: ToolFormat, arguments: str, strict: str) -> None:
-    """Line breaks in strings, an object in a text, and none at all."""
+    """Line breaks and halves of characters in strings, an object in a text, and none at all."""
     assert read(write(form, ("f", arguments)), form, range(0, 99, 3)) == ("", [("f", strict)])
+    reader, text = reader_of(form, TOOLS, is_held=True), write(form, ("f", arguments))
+    pieces = [piece for each in text for piece in reader.push(each)]
+    assert put_together([*pieces, *reader.finish()]) == ("", [("f", strict)])
 
 
 NO_CALLS = [

@@ -74,6 +74,7 @@ def replay(model: ToolSupport, wrote: str, *back: Any, before: Any = CHAT) -> tu
 
 ARGUMENTS = '{"a": 1, "deep": {"x": [1, null]}}'
 CALL = '\n<tool_call>\n{"name":"add","arguments":{"a":1,"deep":{"x":[1,null]}}}\n</tool_call>'
+HALF = r'"\ud83d"'
 THOUGHT = "<think>Hm<270>.</think>"
 
 
@@ -84,10 +85,11 @@ THOUGHT = "<think>Hm<270>.</think>"
         (" Three<270>\n", [said("Three<270>"), USER]),
         ("Let me see<270>." + CALL, [said("Let me see<270>.", '{"deep": {"x": [1, null]}, "a":   1}'), RESULT]),
         (CALL, [said("", '{"a": 1, "deep": {"x": [1, null], "y": null}, "unit": "C", "z": null}'), RESULT]),
+        (CALL.replace("null", HALF), [said("", ARGUMENTS.replace("null", HALF)), RESULT]),
         (THOUGHT + CALL, [said("", ARGUMENTS), RESULT]),
         (THOUGHT + CALL, [said("", ARGUMENTS, reasoning="Hm<270>."), RESULT]),
     ],
-    ids=["text", "spaces", "keys in another order", "null and a default", "thoughts dropped", "thoughts kept"],
+    ids=["text", "spaces", "other order", "null and a default", "half a pair", "thoughts dropped", "thoughts kept"],
 )
 def test_an_answer_that_means_the_same_keeps_its_tokens(model: ToolSupport, wrote: str, back: Any) -> None:
     history, new, found = replay(model, wrote, *back)
