@@ -128,11 +128,16 @@ def _with_quotes(text: str, quote: str) -> str:
 _WORDS = {"true": True, "false": False, "null": None}
 MAX_PYTHON = 1 << 16
 """Characters of calls in Python: their parser takes a hundred times that in memory."""
+_STRING = re.compile(r"""('{3}|"{3})(?:\\.|[^\\])*?(?:\1|\\?\Z)|'(?:\\.|[^\\'])*'?|"(?:\\.|[^\\"])*"?""", re.DOTALL)
+"""A text in Python, even without its end. Small models write line breaks into one as they are, which needs three quotation marks."""
+_LINES = re.compile(r"\\.|[\r\n]", re.DOTALL)
+_ESCAPED = {"\r": r"\r", "\n": r"\n"}
 
 
 def _pythonic(text: str, tools: Mapping[str, Tool]) -> Calls | None:
     if len(text) > MAX_PYTHON:
         return None
+    text = _STRING.sub(lambda found: _LINES.sub(lambda each: _ESCAPED.get(each[0], each[0]), found[0]), text)
     try:
         tree = ast.parse(text if text.startswith("[") else f"[{text}]", mode="eval").body
         assert isinstance(tree, ast.List)
@@ -144,7 +149,10 @@ def _pythonic(text: str, tools: Mapping[str, Tool]) -> Calls | None:
 def _python_call(call: ast.expr, tools: Mapping[str, Tool]) -> tuple[str, str]:
     if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name) or call.func.id not in tools:
         raise ValueError("no call of a tool")
-    arguments = {str(each.arg): _python_value(each.value) for each in call.keywords}
+    arguments = dict[str, Any]()
+    for each in call.keywords:
+        value = _python_value(each.value)
+        arguments |= value if each.arg is None else {each.arg: value}
     return call.func.id, write_json(arguments)
 
 

@@ -1,6 +1,7 @@
 """Answers in the format of a model's family, read as they come."""
 
 import json
+import math
 import re
 import secrets
 import string
@@ -8,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NoReturn
 
 from app.domain.text import whole_characters, whole_escapes
 from app.domain.values import FinishReason
@@ -293,10 +294,12 @@ def write_json(value: object) -> str:
     return whole_characters(json.dumps(value, allow_nan=False))
 
 
-def load_json(text: str) -> object:
-    """The value that a model wrote in strict JSON, None if it is none: any text may come."""
+def load_json(text: str, *, huge: bool = False) -> object:
+    """The value that a model wrote in strict JSON, None if it is none: any text may come. Unless `huge`, numbers too
+    large for a double are none: many clients cannot read them.
+    """
     try:
-        value: object = json.loads(text, parse_constant=_refuse)
+        value: object = json.loads(text, parse_constant=_refuse, parse_float=float if huge else _finite)
     except (ValueError, RecursionError):
         return None
     return value
@@ -310,8 +313,12 @@ def load_whole(text: str) -> object:
     return None if text[length:].strip(SURPLUS) else load_json(strict)
 
 
-def _refuse(constant: str) -> None:
+def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
+
+
+def _finite(text: str) -> float:
+    return number if math.isfinite(number := float(text)) else _refuse(text)
 
 
 class JsonScan:
@@ -564,7 +571,7 @@ class FamilyReader(AnswerReader):
         taken = self._take(length)
         ends = self._scan.depth <= self._floor
         self._json.append(strict)
-        readable = ends and isinstance(load_json("".join(self._json)), dict)
+        readable = ends and isinstance(load_json("".join(self._json), huge=self._is_told), dict)
         if readable:
             self._state, self._last = _State.REST, strict[-1]
         if self._is_told:

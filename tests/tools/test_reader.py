@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from app.tools.definitions import Tool
-from app.tools.formats import HARMONY, HERMES, LLAMA, MISTRAL, TOOL_FORMATS, ToolFormat
+from app.tools.formats import HARMONY, HERMES, LFM, LLAMA, MISTRAL, TOOL_FORMATS, ToolFormat
 from app.tools.reader import MAX_HELD, CallArguments, CallBegun, Content, FamilyReader, Piece
 from tests.tools.calls import FORMATS, TOOLS, reader_of, write
 
@@ -95,8 +95,8 @@ NO_CALLS = [
 ]
 
 
-HALVES = ['{"a": "print("}")"}', '{"a": "x"} and "b": "y"}', '{"a": 1} }, "b": 2}']
-"""Arguments that seem to end too early: small models leave quotation marks in texts as they are."""
+HALVES = ['{"a": "print("}")"}', '{"a": "x"} and "b": "y"}', '{"a": 1} }, "b": 2}', '{"a": 1e999}']
+"""Arguments that seem to end too early: small models leave quotation marks in texts as they are. And a huge number."""
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,7 @@ HALVES = ['{"a": "print("}")"}', '{"a": "x"} and "b": "y"}', '{"a": 1} }, "b": 2
             if not form.pair and form is not HARMONY
             for half in HALVES
         ),
+        ("<|tool_call_start|>[f(a=1e999)]<|tool_call_end|>", LFM),
         ('{"name": "Bob", "age": 5}', LLAMA),
         ('{"name": "f", "age": 5}', LLAMA),
         ('{"name": "Bob", "parameters": {}}', LLAMA),

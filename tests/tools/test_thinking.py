@@ -236,6 +236,8 @@ EDIT = Tool("edit", None, {"properties": {"text": {"type": "string"}, "n": {"typ
         ),
         ("mistral", '[TOOL_CALLS]edit[CALL_ID]a1[ARGS]{"n": 1}', {"n": 1}),
         ("qwen3_coder", CODED, {"text": "1\n2", "n": 3}),
+        ("qwen3_coder", CODED.replace("3<", "3e999<"), {"text": "1\n2", "n": "3e999"}),
+        ("lfm2", '<|tool_call_start|>[f(a="1\n2", **{"b": 1})]<|tool_call_end|>', {"a": "1\n2", "b": 1}),
         ("qwen3_coder", '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', {"a": 1}),
         ("qwen3_coder", "<tool_call><function=f><parameter=a>\n  x\n</parameter></function>", {"a": "  x"}),
     ],
