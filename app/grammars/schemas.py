@@ -1,4 +1,6 @@
-"""What is wrong in a JSON schema, where the compiler of grammars does not say it: endless references, and the place."""
+"""What is wrong in a JSON schema, where the compiler of grammars does not say it: endless references, and the place.
+And what says nothing in one.
+"""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -11,7 +13,27 @@ NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "d
 DEFINED = ("$defs.", "definitions.")
 VALUES = frozenset({"const", "default", "enum", "examples"})
 """Keywords whose values are data, in which there are no keywords."""
+_SILENT: tuple[tuple[str, object], ...] = (
+    ("propertyNames", {"type": "string"}),
+    ("propertyNames", {}),
+    ("uniqueItems", False),
+)
 Found = TypeVar("Found", list[Any], dict[str, Any], int)
+
+
+def without_silent(schema: Any) -> Any:
+    """A schema without keywords that say nothing, as zod writes one for records, and other clients null for none."""
+    if isinstance(schema, list):
+        return [without_silent(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    said = dict[str, Any]()
+    for key, value in schema.items():
+        if key == "const" or (value is not None and (key, value) not in _SILENT):
+            is_named = key in NAMED and isinstance(value, dict)
+            inner = {name: without_silent(each) for name, each in value.items()} if is_named else without_silent(value)
+            said[key] = value if key in VALUES else inner
+    return said
 
 
 def endless_reference(schema: object) -> str | None:

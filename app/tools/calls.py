@@ -129,7 +129,7 @@ _WORDS = {"true": True, "false": False, "null": None}
 MAX_PYTHON = 1 << 16
 """Characters of calls in Python: their parser takes a hundred times that in memory."""
 _STRING = re.compile(r"""('{3}|"{3})(?:\\.|[^\\])*?(?:\1|\\?\Z)|'(?:\\.|[^\\'])*'?|"(?:\\.|[^\\"])*"?""", re.DOTALL)
-"""A text in Python, even without its end. Small models write line breaks into one as they are, which needs three quotation marks."""
+"""A text in Python, even without its end. Small models write line breaks into it as they are."""
 _LINES = re.compile(r"\\.|[\r\n]", re.DOTALL)
 _ESCAPED = {"\r": r"\r", "\n": r"\n"}
 

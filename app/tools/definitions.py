@@ -31,7 +31,7 @@ class ToolMode(StrEnum):
 
 def check_parameters(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schema of a tool's arguments. Raises ValueError if it is one of anything but objects."""
-    if schema.get("type", "object") != "object":
+    if schema.get("type", "object") not in ("object", None):
         raise ValueError(f"the type must be 'object', not {str(schema['type'])[:64]!r}: arguments have names")
     return schema
 
@@ -61,7 +61,7 @@ class Tool:
     @property
     def schema(self) -> dict[str, Any]:
         """The JSON Schema of its arguments."""
-        return {"type": "object", **self.parameters} if self.parameters else {"type": "object", "properties": {}}
+        return {"type": "object", **(self.parameters or {"properties": {}})} | {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)

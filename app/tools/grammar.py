@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from app.domain.values import Grammar, GrammarKind
-from app.grammars.schemas import NAMED, VALUES
+from app.grammars.schemas import NAMED, VALUES, without_silent
 from app.tools.calls import types_of
 from app.tools.definitions import Tool, ToolMode, ToolUse
 from app.tools.formats import HARMONY, IS_TEXT, Thinking, ToolFormat, told
@@ -39,19 +39,16 @@ ANY_OBJECT = {"type": "object", "additionalProperties": True}
 
 _ROOT, _REFERRED = "arguments", re.compile(r'"\$ref": "#/?([^"/]*)')
 """The name of a whole schema among its definitions, and what finds the keywords of it that others refer to."""
-_SILENT: tuple[tuple[str, object], ...] = (
-    ("propertyNames", {"type": "string"}),
-    ("propertyNames", {}),
-    ("uniqueItems", False),
-)
-
 _FOREIGN = frozenset(
     {
         *("propertyNames", "uniqueItems", "not", "if", "then", "else", "dependentRequired", "dependentSchemas"),
         *("dependencies", "contains", "minContains", "maxContains", "unevaluatedItems"),
+        "unevaluatedProperties",
     }
 )
 """Keywords that llguidance does not know. A schema without them only takes more."""
+_FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
+"""Formats of texts that it knows."""
 
 Literal = Callable[[str], str]
 """Writes a text as terminals: a marker that is a token is one that no text can spell."""
@@ -253,11 +250,10 @@ def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def held_schema(tool: Tool) -> dict[str, Any]:
-    """What holds the arguments of a tool: its schema without keywords that say nothing, as zod writes one for records,
-    and other clients null for none. Unless the tool is strict, without those that llguidance does not know. A value
-    whose schema is none may be any.
+    """What holds the arguments of a tool: its schema `without_silent` keywords, and unless the tool is strict, without
+    those that llguidance does not know. A value whose schema is none may be any.
     """
-    return _held(tool.schema, [], "", strict=tool.strict)
+    return _held(without_silent(tool.schema), [], "", strict=tool.strict)
 
 
 def foreign_keywords(tool: Tool) -> list[str]:
@@ -265,7 +261,7 @@ def foreign_keywords(tool: Tool) -> list[str]:
     their dotted paths.
     """
     foreign = list[str]()
-    _held(tool.schema, foreign, "", strict=tool.strict)
+    _held(without_silent(tool.schema), foreign, "", strict=tool.strict)
     return foreign
 
 
@@ -282,10 +278,11 @@ def _held(schema: Mapping[str, Any], foreign: list[str], path: str, *, strict: b
     held: dict[str, Any] = {}
     for key, value in schema.items():
         name = path + key
-        if (value is None and key != "const") or (key, value) in _SILENT:
-            continue
-        if key in _FOREIGN and not strict:
+        is_unknown = key == "format" and value not in _FORMATS and "string" in (types_of(schema) or ("string",))
+        if (key in _FOREIGN or is_unknown) and not strict:
             foreign.append(name)
+            if key == "unevaluatedProperties" and value is not False:
+                held.setdefault("additionalProperties", True)
         elif key in VALUES:
             held[key] = value
         elif key in NAMED and isinstance(value, dict):

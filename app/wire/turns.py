@@ -23,6 +23,7 @@ from app.domain.values import (
     SamplingParams,
     StopRule,
 )
+from app.grammars.schemas import without_silent
 from app.messages import Featured, Probed, Reading
 from app.text.generation import TextRule
 from app.wire.base import (
@@ -196,8 +197,13 @@ class StructuredOutputs(WireModel):
 
 
 def schema_text(schema: dict[str, Any] | str) -> str:
-    """A JSON schema as text. The order of its properties stays: it is that of the answer's."""
-    return schema if isinstance(schema, str) else json.dumps(schema)
+    """A JSON schema as text, `without_silent` keywords. Its properties keep their order, which is the answer's."""
+    try:
+        read = json.loads(schema) if isinstance(schema, str) else schema
+    except ValueError:  # which its compilation tells
+        read = schema
+    said = without_silent(read)
+    return schema if isinstance(schema, str) and said == read else json.dumps(said)
 
 
 def json_form(schema: dict[str, Any] | None, field: str) -> Grammar:

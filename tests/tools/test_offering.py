@@ -14,12 +14,13 @@ from app.model_store.saved import ModelTokenizer
 from app.model_store.shapes import IM_START_ID
 from app.text.generation import TextChunk
 from app.text.tokenizer import Tokens
-from app.tools.definitions import Tool, ToolMode, ToolUse, messages_for_template
+from app.tools.definitions import Tool, ToolMode, ToolUse, check_parameters, messages_for_template
 from app.tools.formats import HERMES, LLAMA, MISTRAL, ToolFormat
-from app.tools.grammar import call_grammar, foreign_keywords
+from app.tools.grammar import call_grammar, foreign_keywords, plain_grammar
 from app.tools.lark import START, plain_lark, quoted_lark, quoted_regex
 from app.tools.reader import CallArguments, Content
 from app.tools.support import ToolSupport
+from app.wire.turns import json_form
 from tests.hugging_face import byte_tokenizer
 from tests.tools.calls import ALL_FORMATS, FORMATS, VOCABULARY, reader_of, takes, write
 
@@ -229,16 +230,22 @@ def test_arguments_are_an_object_whether_the_schema_says_so_or_not(
 def test_keywords_that_say_nothing_or_that_no_grammar_holds_are_left_out() -> None:
     record = {"type": "object", "propertyNames": {"type": "string"}, "required": None, "uniqueItems": False}
     silent: dict[str, Any] = {"properties": {"required": record, "n": {"enum": [None, 1]}}, "required": ["n"]}
-    silent["additionalProperties"] = None
+    silent |= {"additionalProperties": None, "type": None}
+    assert takes(plain_grammar(json_form(silent, "form")), '{"required": {"a": 1}, "n": null}')
     twice = {"type": "array", "items": {"enum": ["a"], "not": {}}, "uniqueItems": True, "contains": {"const": "a"}}
-    foreign = {"properties": {"not": twice}, "required": ["not"], "if": {}, "then": {"not": {}}}
-    places = ["properties.not.items.not", "properties.not.uniqueItems", "properties.not.contains", "if", "then"]
+    key = {"type": ["string", "null"], "format": "jwt", "unevaluatedProperties": {}}
+    properties = {"not": twice, "key": key, "n": {"type": "integer", "format": "int64"}}
+    foreign = {"properties": properties, "required": ["not"], "if": {}, "then": {"not": {}}}
+    places = ["not.items.not", "not.uniqueItems", "not.contains", "key.format", "key.unevaluatedProperties"]
+    places = [*(f"properties.{place}" for place in places), "if", "then"]
     for schema, good, wrong, named, of_strict in (
         (silent, '{"required": {"a": 1}, "n": null}', '{"n": 2}', [], []),
-        (foreign, '{"not": ["a", "a"]}', '{"not": ["b"]}', places, []),
+        (foreign, '{"not": ["a", "a"], "key": "x"}', '{"not": ["b"]}', places, []),
         ({"properties": {"a": "bar"}}, '{"a": [null]}', '{"b": 1}', ["properties.a"], ["properties.a"]),
     ):
-        grammar = grammar_of(HERMES, ToolUse.of([Tool("f", None, schema)], ToolMode.REQUIRED, None, parallel=False))
+        grammar = grammar_of(
+            HERMES, ToolUse.of([Tool("f", None, check_parameters(schema))], ToolMode.REQUIRED, None, parallel=False)
+        )
         assert takes(grammar, write(HERMES, ("f", good)))
         assert not takes(grammar, write(HERMES, ("f", wrong)))
         assert foreign_keywords(Tool("f", None, schema)) == named
