@@ -174,7 +174,7 @@ class MessageWriter:
         usage: Event = {**_usage(cost.prompt_tokens, cost.cached_tokens, cost.completion_tokens)}
         if self._thinks:
             usage["output_tokens_details"] = {"thinking_tokens": self._answer.reasoning_tokens}
-        stopped = {"stop_reason": reason, "stop_sequence": self._answer.stop}
+        stopped = {"stop_reason": reason, "stop_sequence": self._answer.stop if reason == "stop_sequence" else None}
         yield {"type": "message_delta", "delta": stopped, "usage": usage}
         yield {"type": "message_stop"}
 
@@ -184,9 +184,9 @@ class MessageWriter:
             return "max_tokens"
         if finished.reason is FinishReason.PROBE:
             return "refusal"
-        if self._answer.stop is not None:
-            return "stop_sequence"
-        return "tool_use" if self._answer.calls else "end_turn"
+        if self._answer.calls:
+            return "tool_use"
+        return "end_turn" if self._answer.stop is None else "stop_sequence"
 
 
 Items = AsyncIterator[tuple[int, TextItem]]

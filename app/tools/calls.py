@@ -203,6 +203,9 @@ class CallReader(AnswerReader):
 
     def _finish(self, cut: bool) -> Iterator[Piece]:
         yield from self._read(last=not cut or self._whole_markers)
+        if self._stop is not None:
+            text, ends = "".join([*self._held, self._text]), self._form.end_marker in self._stop
+            cut = not self._in_call or not ends or read_call(text, self._form, self._tools) is None
         if self._in_call and not cut:
             self._held.append(self._text)
             self._text = ""

@@ -86,6 +86,8 @@ class AnswerReader:
         self._text = ""
         """What has not been read."""
         self.calls = 0
+        self._stop: str | None = None
+        """The stop string that has ended the text."""
         self._is_cut = False
         """Whether the last call is no call to its end."""
 
@@ -99,10 +101,12 @@ class AnswerReader:
         self._text += text
         return self._told(self._read(last=False))
 
-    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
+    def finish(self, *, cut: bool = False, stop: str | None = None) -> Iterator[Piece]:
         """What is left when no more text comes. `cut`: the model had not ended, so the beginning of a call is none of
-        the content.
+        the content. Nor is it where a `stop` string has ended the text, but a call that lacks no more than what marks
+        its end is whole.
         """
+        self._stop = stop
         return self._told(self._finish(cut))
 
     def _told(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
@@ -195,7 +199,8 @@ class Answer:
             self.stop = item.stop
             pieces = self._reader.push(item.text) if self._reader else [Content(item.text)]
         else:
-            pieces = self._reader.finish(cut=item.reason is not FinishReason.STOP) if self._reader else ()
+            cut = item.reason is not FinishReason.STOP
+            pieces = self._reader.finish(cut=cut, stop=self.stop) if self._reader else ()
         was_thinking = self._thoughts is not None and self._thoughts.is_thinking
         found = list(pieces)
         self._called += [piece.name for piece in found if isinstance(piece, CallBegun)]
@@ -430,10 +435,13 @@ class FamilyReader(AnswerReader):
         return 0 < self.calls == self._whole
 
     def _finish(self, cut: bool) -> Iterator[Piece]:
-        is_text = self._whole_markers and self._state in (_State.START, _State.CONTENT)
+        is_stopped = self._stop is not None
+        cut = cut or is_stopped
+        is_text = self._state in (_State.START, _State.CONTENT) and (self._whole_markers or is_stopped)
         yield from self._read(last=not cut or is_text)
         if self._state is _State.REST:  # and nothing has spoken against it
-            yield from self._end_call(len(self._text), is_sure=self._is_held or not cut)
+            is_sure = self._length_of_rest(last=True) != -1 if is_stopped else not cut
+            yield from self._end_call(len(self._text), is_sure=self._is_held or is_sure)
         self._object.append(self._text)
         if self._state is _State.BROKEN or (self._state is _State.ARGUMENTS and (cut or self._is_told)):
             if not self._is_told:

@@ -72,9 +72,13 @@ class TemplateReader(AnswerReader):
             else:
                 yield from self._pieces(events)
 
-    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
+    def finish(self, *, cut: bool = False, stop: str | None = None) -> Iterator[Piece]:
         yield from _joined(self._feed(self._text))
+        if stop is not None:
+            close = self._template.fields[CALLS].close_re if self._in_calls else None
+            cut = close is None or close.search("".join(self._unread)[-MAX_CLOSE:] + stop) is None
         if self._parser is not None and cut and self._held:
+            self._is_cut = self._in_calls
             self._speech.drop_space()
         elif self._parser is not None:
             try:

@@ -155,7 +155,7 @@ class ThoughtReader(ThinkingReader):
             if not (cut and self._text and is_marker):
                 yield from self._pass("".join([*self._space, self._text]))
         if self._answer is not None:
-            yield from self._answer.finish(cut=cut)
+            yield from self._answer.finish(cut=cut, stop=self._stop)
 
     def _think(self, text: str) -> Iterator[Piece]:
         """The next thoughts, without white space around all of them."""
@@ -204,6 +204,9 @@ class HarmonyReader(ThinkingReader):
 
     def _finish(self, cut: bool) -> Iterator[Piece]:
         yield from self._read(last=not cut or self._whole_markers)
+        if self._stop is not None:
+            called = read_calls({"name": self._name, "arguments": "".join(self._held)}, self._tools)
+            cut = called is None or not any(marker in self._stop for marker in ENDS)
         if self._kind is CallBegun and cut:
             self._is_cut = True
         elif self._kind is CallBegun:

@@ -223,13 +223,14 @@ def test_answers_are_read_as_transformers_reads_them(kind: str, texts: Any, call
 SEAL = Seal()
 
 
-async def tell(new_answer: Callable[[], Answer], text: str, piece: int, *, cut: bool) -> list[Any]:
-    """What chats, messages and responses tell of an answer that comes in pieces of so many characters: each its
-    content, its calls, why it ended, and its thoughts.
+async def tell(new_answer: Callable[[], Answer], text: str, piece: int, *, cut: bool, stop: Any = None) -> list[Any]:
+    """What chats, messages and responses tell of an answer that comes in pieces of so many characters, up to a `stop`
+    string: each its content, its calls, why it ended, and its thoughts.
     """
     reason = FinishReason.LENGTH if cut else FinishReason.STOP
     end = TurnFinished(Ticket(1), reason, TurnUsage(1, 0, 9, 0), 10)
-    items: list[Any] = [*(TextChunk(text[start : start + piece]) for start in range(0, len(text), piece)), end]
+    items: list[Any] = [*(TextChunk(text[start : start + piece]) for start in range(0, len(text), piece))]
+    items += [TextChunk("", stop=stop), end]
     body, tokens = ResponseBody.model_validate({"model": "m", "input": "x"}), cast("Tokens", None)
     chat = ChatChunkWriter(tokens, logprobs=False, new_answer=new_answer, on_calls=lambda names: None)
     choice = whole_choice(0, [entry for item in items for entry in await chat.entries(0, item)])
@@ -257,6 +258,19 @@ async def tell(new_answer: Callable[[], Answer], text: str, piece: int, *, cut: 
         (text, used, whole["stop_reason"], "".join(each["thinking"] for each in thinks)),
         (said, called, begun.status, thought),
     ]
+
+
+@pytest.mark.parametrize("name", [*(form.name for form in TOOL_FORMATS), *TEMPLATES])
+def test_a_stop_string_in_a_call_leaves_no_markup_and_one_at_its_end_the_call(name: str) -> None:
+    form = next((form for form in TOOL_FORMATS if form.name == name), TEMPLATES.get(name, (HERMES,))[0])
+    text = write(form, ("f", '{"a": "X"}'), *[("f", '{"a": "Y"}')] * form.can_repeat)
+    text += form.end_marker * (form is HARMONY)
+    for stop in (form.end_marker or "absent", '{"a', "X", "Y", "\n"):
+        new_answer = lambda: support_of(name).answer(USE, has_form=False, opening=Opening.FREE)  # noqa: E731
+        told = asyncio.run(tell(new_answer, text.partition(stop)[0], 5, cut=False, stop=stop))
+        assert [each[0] for each in told] == ["", "", ""]
+        is_whole = stop == form.end_marker or stop not in text
+        assert (told[0][2], told[1][2]) == (("tool_calls", "tool_use") if is_whole else ("stop", "stop_sequence"))
 
 
 odd_text = st.text(st.sampled_from('ab_ \n<>{}[]"|:`é'), max_size=24)
