@@ -80,7 +80,7 @@ async def create_message(
     writer = MessageWriter(
         {"model": info.name, **told_of(prompt)},
         len(prompt.token_ids),
-        support.answer(use, has_form=body.to_grammar() is not None, opening=prompt.opening),
+        support.answer(use, has_form=body.to_grammar() is not None, opening=prompt.opening, streams=body.stream),
         on_calls=call.wait_for_tools,
         seal=seal,
         shows_thoughts=body.shows_thoughts,

@@ -85,10 +85,11 @@ async def create_chat_completion(request: Request, body: ChatBody, call: ApiCall
     options["prefix_ends"] = prompt.prefix_ends
     starting = call.start(body, [prompt.token_ids], use, n=body.n, **options)
     choices = await unless_disconnected(request, starting)
+    has_form = body.to_grammar() is not None
     writer = ChatChunkWriter(
         services.tokens,
         logprobs=body.logprobs,
-        new_answer=partial(support.answer, use, has_form=body.to_grammar() is not None, opening=prompt.opening),
+        new_answer=partial(support.answer, use, has_form=has_form, opening=prompt.opening, streams=body.stream),
         thinks=support.thinking is not None,
         on_calls=call.wait_for_tools,
     )

@@ -215,7 +215,8 @@ async def start_response(call: ApiCall, unstored: UnstoredConversation, body: Re
         unstored.take(conversation)
     is_unseen = conversation.is_kept and not body.store
     stored = StoredResponse(conversation, len(conversation.items), new, response, is_unseen)
-    answer = support.answer(use, has_form=body.to_grammar() is not None, opening=prompt.opening)
+    streams = body.stream or body.background or call.stays_connected
+    answer = support.answer(use, has_form=body.to_grammar() is not None, opening=prompt.opening, streams=streams)
     writer = ResponseWriter(
         response,
         services.tokens,

@@ -69,6 +69,7 @@ class AnswerReader:
         only_calls: bool = False,
         is_held: bool = False,
         whole_markers: bool = False,
+        at_once: bool = False,
     ) -> None:
         """`tools` may be called; a call of any other is content.
 
@@ -77,12 +78,14 @@ class AnswerReader:
         - `is_held`: a grammar makes all calls whole: no piece has to wait, and no call is quoted.
         - `whole_markers`: the model writes each marker as one token: then the beginning of one is text, even where the
           answer is cut.
+        - `at_once`: nobody reads the answer before its end, so no call is told before its arguments have ended.
         """
         self._tools = {tool.name: tool for tool in tools}
         self._only_at_start = only_at_start
         self._only_calls = only_calls
         self._is_held = is_held or only_calls
         self._whole_markers = whole_markers
+        self._at_once = at_once
         self._text = ""
         """What has not been read."""
         self.calls = 0
@@ -586,7 +589,7 @@ class FamilyReader(AnswerReader):
             yield CallArguments(self.calls - 1, strict.removesuffix(self._last) if readable else strict)
         else:
             self._object.append(taken)
-            if sum(map(len, self._json)) > MAX_HELD:
+            if not self._at_once and sum(map(len, self._json)) > MAX_HELD:
                 yield from self._tell("".join(self._json).removesuffix(self._last))
         if ends and not readable:
             yield from self._break()

@@ -278,11 +278,13 @@ class ToolSupport:
         parts = grammar.parts or (("the form", grammar),)
         return Grammar(GrammarKind.LARK, text, grammar.field, parts)
 
-    def answer(self, use: ToolUse, *, has_form: bool, opening: Opening = Opening.CLOSED) -> Answer:
+    def answer(
+        self, use: ToolUse, *, has_form: bool, opening: Opening = Opening.CLOSED, streams: bool = True
+    ) -> Answer:
         """An answer before its first token.
 
         `has_form`: if it does not begin with a call, it is of another form, and has none. `opening` is how the prompt
-        leaves the turn.
+        leaves the turn. `streams`: a client reads it as it comes.
         """
         only_calls, is_held = use.mode is ToolMode.REQUIRED, use.is_held or has_form
         shown = self.shown(use) if self.thinking is not None else frozenset[int]()
@@ -309,6 +311,7 @@ class ToolSupport:
                 only_calls=only_calls,
                 is_held=is_held,
                 whole_markers=self._are_tokens(self._form.begins),
+                at_once=not streams,
             )
         if self.thinking is None:
             return Answer(calls)

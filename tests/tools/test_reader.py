@@ -168,6 +168,8 @@ def test_calls_are_whole_if_all_their_arguments_are_objects() -> None:
     whole = write(HERMES, ("f", '{"a": 1}'))
     long = write(HERMES, ("f", json.dumps({"a": "x" * MAX_HELD}).replace("}", ", foo}")))
     half = long.replace(", foo}", '}")"}')
+    at_once = reader_of(HERMES, TOOLS, at_once=True)
+    assert put_together([*at_once.push(half), *at_once.finish()]) == (half, [])
     with pytest.raises(ValueError, match="Extra data"):  # what has been told of it is no JSON either
         json.loads(read(half, HERMES)[1][0][1])
     for answer in (whole, whole[:-16], long, half, write(HERMES, ("f", '{"a": foo}')), "No."):
