@@ -207,6 +207,7 @@ def test_all_that_pass_the_filters_are_parked_called_back_and_closed_together(
 ) -> None:
     mine, other = [open_session(http, tokens=40, team="red") for _ in range(3)], open_session(http, team="blue")
     page = open_page()
+    expect(page.get_by_role("main")).to_contain_text("3 on the device, 0 away")  # one has no KV
     page.get_by_label("Find an id or a tag").fill("team: red")
     for action, phase in (("Park", "io_wait"), ("Call back", "ready")):
         page.get_by_role("button", name=f"{action} these 3").click()

@@ -8,7 +8,7 @@ import { findings } from "../state/memory.js";
 import { linkTo } from "../state/route.js";
 import { all, revision } from "../state/sessions.js";
 import { order, picked, text } from "./listing.js";
-import { bytesIn } from "./looks.js";
+import { bytesIn, bytesOf } from "./looks.js";
 import { park } from "./table.js";
 
 const views = computed(() => (void [revision.value, now.value], all()));
@@ -17,12 +17,12 @@ const views = computed(() => (void [revision.value, now.value], all()));
 export function InWords() {
   const { capacity } = findings.value;
   if (views.value.length === 0) return null;
-  const here = views.value.filter((view) => bytesIn(view, "device") > 0);
-  const away = views.value.length - here.length;
+  const held = views.value.filter((view) => bytesOf(view) > 0);
+  const here = held.filter((view) => bytesIn(view, "device") > 0);
   const recomputed = views.value.reduce((sum, { usage }) => sum + usage.tokens_recomputed, 0);
   const [wait, cause] = longest(views.value);
   return html`<p class="in-words">
-    <b>${number(here.length)}</b> on the device, <b>${number(away)}</b> away · <b>${number(recomputed)}</b> ${recomputed === 1 ? "token" : "tokens"} recomputed
+    <b>${number(here.length)}</b> on the device, <b>${number(held.length - here.length)}</b> away · <b>${number(recomputed)}</b> ${recomputed === 1 ? "token" : "tokens"} recomputed
     ${wait > 0 && html` · longest wait of a first token <b>${milliseconds(wait)}</b> (${cause})`}
     ${capacity && html` · <span title=${capacity.text}>room for <b>${number(capacity.more)} more</b> like these</span>`}
   </p>`;
