@@ -12,16 +12,17 @@ const EVERY_MS = 2000;
 
 export function Throughput({ id }) {
   const shown = samples.value.slice(-SHOWN);
-  const isOperator = Boolean(shown.at(-1)?.view.counts); // others are told of their own sessions only
+  const last = shown.at(-1)?.view;
+  const isOperator = Boolean(last?.counts); // others are told of their own sessions only
   const rate = useRate(isOperator && connection.value.state === "live");
   const others = shown.map(({ running }) => running.filter((each) => each !== id).length);
   return html`
     <section class="panel throughput stack" aria-labelledby="others-title">
       <h2 id="others-title">Others meanwhile</h2>
-      <p><b>${counted(others.at(-1) ?? 0, "turn")}</b> running</p>
+      <p><b>${last ? counted(others.at(-1), "turn") : "…"}</b> running</p>
       <p title="Computed by the whole server, prompts included">
         ${rate === null
-          ? html`<span class="dim">${isOperator ? "…" : "not shown to this key:"} tokens/s</span>`
+          ? html`<span class="dim">${last && !isOperator ? "not shown to this key:" : "…"} tokens/s</span>`
           : html`<b>${number(Math.round(rate))}</b> tokens/s`}
       </p>
       <${Sparkline} values=${others} />
