@@ -3,7 +3,7 @@ import { isSeen } from "../state/happenings.js";
 import { moment } from "../lib/clock.js";
 import { bytes, counted, milliseconds, number, place, positions, seconds } from "../lib/format.js";
 
-/** `{state, phase, tier, turns, pauses}`. The first three are spans `{from, to, value, bytes}`, one after the other; times
+/** `{state, phase, tier, turns, pauses}`. The first three are spans `{from, to, value, kv}`, one after the other; times
  * are Unix seconds, and the last span of each ends `now`. A turn is `{from, to, status, reason, usage, waits}`: `to` is
  * null while it runs, `waits` is what it waited for, in milliseconds, as soon as it is over. A pause is `{time, layer}`. */
 export function lanesOf(happenings, now) {
@@ -14,9 +14,10 @@ export function lanesOf(happenings, now) {
 }
 
 const TAKE = {
-  session({ state, phase, tier, turns }, happening) {
+  session({ state, phase, tier, turns, pauses }, happening) {
     const { time, data: { session } } = happening;
-    extend(state, time, session.state);
+    const stands = !state.length && session.state === "paused" && pauses.at(-1)?.time; // since before the page opened
+    extend(state, stands || time, session.state);
     extend(phase, time, session.phase);
     extend(tier, time, session.kv.tier ?? "none", session.kv);
     if (isSeen(happening) && session.state === "idle") endUnseen(turns, time);

@@ -301,6 +301,9 @@ def test_the_timeline_tells_what_a_turn_waited_for_and_where_it_paused_also_afte
     page.reload()
     expect(waits).to_have_text(before)
     expect(spans).to_have_count(len(before))  # the turn that had begun is told when it is over
+    lane = timeline.locator(".track").nth(2)
+    span, pause = lane.evaluate("(lane) => [...lane.children].map((each) => each.style.left)")
+    assert span == pause, "it is paused since then, not since the page opened"
     on.post("cancel")
     for known in (page, on.open()):
         timeline = panel(known, "Timeline")
