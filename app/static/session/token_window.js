@@ -45,7 +45,7 @@ export function TokenWindow({ view, tokens, marks, chosen, boundaries }) {
       ${startsOf(first, end).map((start) => html`<${Chunk} key=${start} tokens=${tokens} marks=${marks} first=${start}
         chosen=${within(chosen.value, start)} />`)}
       ${end < tokens.length && html`<${Later} end=${end} length=${tokens.length} size=${WINDOW} show=${show} />`}
-      ${end === tokens.length && html`<${Streamed} turn=${turn} view=${view} isEmpty=${tokens.length === 0} />`}
+      ${end === tokens.length && html`<${Streamed} turn=${turn} view=${view} shown=${tokens.length} />`}
     </div>
   `;
 }
@@ -156,13 +156,14 @@ function drawn(text) {
 
 const CONTROLS = /([\x00-\x08\x0a-\x1f\x7f])/;
 
-function Streamed({ turn, view, isEmpty }) {
+/** The view may run for a moment after its tokens are here. */
+function Streamed({ turn, view, shown }) {
   if (turn.running) return html`<${Own} turn=${turn} />`;
-  if (view.state === "running" || view.state === "queued") {
+  if (shown < view.tokens && (view.state === "running" || view.state === "queued")) {
     return html`<p class="beyond dim" role="status">Another client runs a turn: ${counted(view.tokens, "token")} so far.
       They appear at its end.</p>`;
   }
-  return isEmpty && html`<p class="beyond dim">Nothing yet. Write a prompt below, or let a client send one.</p>`;
+  return shown === 0 && html`<p class="beyond dim">Nothing yet. Write a prompt below, or let a client send one.</p>`;
 }
 
 const Own = ({ turn }) => html`
