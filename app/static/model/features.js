@@ -92,7 +92,7 @@ function Upload() {
     control=${(tied) => html`<input ...${tied} ...${props} />`} />`;
   return html`<form class="fields" noValidate onSubmit=${add}>
     ${field("name", "Name", { autocomplete: "off" })}
-    ${field("weights", "Weights: sae_weights.safetensors or params.npz", { type: "file", accept: ".safetensors,.npz" })}
+    ${field("weights", "Weights (.safetensors or .npz)", { type: "file", accept: ".safetensors,.npz" })}
     ${field("cfg", "cfg.json, of SAELens", { type: "file", accept: ".json" })}
     ${field("layer", "Layer, without a cfg.json", { type: "number", min: 0 })}
     <${Button} type="submit" why=${busy && "It is being read."}>Add the dictionary<//>
