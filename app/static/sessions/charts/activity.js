@@ -55,7 +55,7 @@ export function Activity() {
   return html`<${ChartPanel} title="Activity" unit=${unit} lines=${lines} choice=${choice}>
     <div class="across">${ROWS.map(({ token, format, least }, at) => html`<${Chart} key=${token} data=${drawn[at]} span=${span} marks=${starts}
       label=${`${name}, ${lines[at].name}: ${lines[at].text}, ${lines[at].about}. Starts of the server: ${starts.length}.`}
-      ticks=${ticksOf(range.value)} height=${70} format=${format} steps=${WHOLE} most=${(max) => Math.max(least, 1.15 * max)}
+      ticks=${ticksOf(range.value)} height=${74} format=${format} steps=${WHOLE} most=${(max) => Math.max(least, 1.15 * max)}
       series=${[{ token, fill: 25, isStepped: true }]} />`)}</div>
   <//>`;
 }

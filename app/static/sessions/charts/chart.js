@@ -4,7 +4,7 @@ import { html } from "../../lib/html.js";
 import { pathOf } from "../../lib/paths.js";
 import { KEPT } from "../../state/memory.js";
 
-const [LEFT, RIGHT, TOP, BOTTOM] = [74, 14, 6, 20];
+const [LEFT, RIGHT, TOP, BOTTOM] = [74, 14, 6, 24];
 /** Pixels between two rules, at least. */
 const SPACE = 17;
 /** Steps of an axis of bytes, and of one of whole numbers. */
@@ -16,7 +16,7 @@ const MINUTES = [-10, -5, 0].map((minute) => [60 * minute, minute === 0 ? "now" 
  * isStepped}`. `format` makes a number of the y axis a text, in one of these `steps`; `most` is a function of the largest
  * value that the axis must show. The time is the last `span` seconds, with `ticks`, `[second, text]`; `marks` are lines
  * at times of their own. */
-export function Chart({ data, series, format, steps, most, label, span = KEPT, ticks = MINUTES, marks = [], height = 84 }) {
+export function Chart({ data, series, format, steps, most, label, span = KEPT, ticks = MINUTES, marks = [], height = 88 }) {
   const place = useRef(null);
   const [width, setWidth] = useState(0);
   useEffect(() => {
