@@ -1,14 +1,14 @@
-// How a session looks: one icon, colour and word for what it is doing. Its state tells first, then its phase.
+// How a session looks: one word, icon and colour for what it is doing. Its state tells first, then its phase.
 
-/** In the order of the legend. `key` is also the class of a cell, and its icon. */
+/** In the order of the legend. `key` is the word, the class of a cell, and its icon. */
 export const LOOKS = [
-  { key: "running", word: "running", means: "a turn computes" },
-  { key: "queued", word: "queued", means: "a turn waits for its first step" },
-  { key: "paused", word: "paused", means: "a turn stands at a breakpoint" },
-  { key: "compute", word: "compute", means: "no turn: its next call is near" },
-  { key: "ready", word: "ready", means: "no turn: KV comes back for the next" },
-  { key: "io_wait", word: "io_wait", means: "no turn: a tool runs" },
-  { key: "idle", word: "idle", means: "no turn: gone for long" },
+  { key: "running", means: "a turn computes" },
+  { key: "queued", means: "a turn waits for its first step" },
+  { key: "paused", means: "a turn stands at a breakpoint" },
+  { key: "compute", means: "no turn: its next call is near" },
+  { key: "ready", means: "no turn: KV comes back for the next" },
+  { key: "io_wait", means: "no turn: a tool runs" },
+  { key: "idle", means: "no turn: gone for long" },
 ];
 const BY_KEY = new Map(LOOKS.map((look) => [look.key, look]));
 

@@ -20,14 +20,14 @@ import { creating } from "./open/create.js";
 
 const size = (count) => (count === 0 ? html`<span class="dim">${bytes(0)}</span>` : bytes(count));
 
-/** `by` is what a column is sorted by; `width` is in pixels. A phone has room for some; what can be done there is on a session's screen. */
+/** `by` is what a column is sorted by; `width` is in pixels, for one that `grows` the least. A phone has room for some; what can be done there is on a session's screen. */
 const COLUMNS = [
-  { title: "Session", by: "name", width: 192, onPhone: 150, cell: (view) => html`<${Name} view=${view} />` },
-  { title: "Tags", width: 96, cell: (view) => html`<${Tags} view=${view} />` },
+  { title: "Session", by: "name", width: 176, grows: true, onPhone: 150, cell: (view) => html`<${Name} view=${view} />` },
+  { title: "Tags", width: 128, grows: true, cell: (view) => html`<${Tags} view=${view} />` },
   { title: "State", by: "state", width: 104, onPhone: 104, cell: (view) => html`<${State} view=${view} />` },
   { title: "Tokens", by: "tokens", width: 64, onPhone: 56, isNumber: true, cell: (view) => number(view.tokens) },
   ...TIERS.map((by) => ({ title: tierName[by], by, width: 68, isNumber: true, cell: (view) => size(bytesIn(view, by)) })),
-  { title: "Queue, restore, prefill", about: "what the last turn's first token waited for", by: "resume", width: 172, isNumber: true, cell: (view) => html`<${Resume} ...${view.usage.resume_ms} />` },
+  { title: "Queue, restore, prefill", about: "what the last turn's first token waited for", by: "resume", width: 184, isNumber: true, cell: (view) => html`<${Resume} ...${view.usage.resume_ms} />` },
   { title: "Created", by: "created", width: 84, isNumber: true, cell: (view) => `${coarse(now.value - view.created_at)} ago` },
   { title: "Returns", about: "when the client has said that it comes back", by: "returns", width: 88, isNumber: true, onPhone: 88, cell: (view) => html`<${Returns} view=${view} />` },
 ];
@@ -35,7 +35,10 @@ const COLUMNS = [
 const Name = ({ view }) => html`<a class="name" href=${linkTo(view.id)} title=${view.id}><${Named} view=${view} /></a>`;
 
 /** In the words of the board, but of a server that is away it is what the session did. */
-const State = ({ view }) => html`<b class="swatch ${lookOf(view).key}" aria-hidden="true"><${Icon} name=${lookOf(view).key} /></b>${isAway() ? stateWord(view) : lookOf(view).word}`;
+function State({ view }) {
+  const { key } = lookOf(view);
+  return html`<b class="swatch ${key}" aria-hidden="true"><${Icon} name=${key} /></b>${isAway() ? stateWord(view) : key}`;
+}
 
 function Tags({ view }) {
   const tags = [...tagsOf(view).filter((tag) => !tag.startsWith("name: ") && !tag.startsWith(`${grouping.value}: `)), ...(view.tenant === null ? [] : [`tenant ${view.tenant}`])];
@@ -47,7 +50,7 @@ const Resume = (waited) => html`<span title=${waits(waited)} style=${{ wordSpaci
 function Returns({ view }) {
   const left = leftOf(view, now.value);
   if (left === null) return html`<span class="dim">–</span>`;
-  return left > 0 ? `in ${coarse(left)}` : left > -1 ? "now" : html`<span class="late">${coarse(-left)} late</span>`;
+  return left > 0.5 ? `in ${coarse(left)}` : left > -1 ? "now" : html`<span class="late">${coarse(-left)} late</span>`;
 }
 
 /** Those that are shown. */
@@ -80,7 +83,7 @@ export function Table() {
 }
 
 const Head = () => html`
-  <colgroup>${columns.value.map(({ title, width }) => html`<col key=${title} style=${{ width: `${width}px` }} />`)}${!isPhone.value && html`<col style=${{ width: `${ACTIONS_WIDTH}px` }} />`}</colgroup>
+  <colgroup>${columns.value.map(({ title, width, grows }) => html`<col key=${title} style=${{ width: grows ? "" : `${width}px` }} />`)}${!isPhone.value && html`<col style=${{ width: `${ACTIONS_WIDTH}px` }} />`}</colgroup>
   <thead><tr aria-rowindex="1">
     ${columns.value.map((column) => html`<${Title} key=${column.title} ...${column} />`)}
     ${!isPhone.value && html`<th scope="col" class="actions">Actions</th>`}

@@ -90,7 +90,7 @@ const Cells = () => html`<div class="cells">
 function Legend() {
   return html`<div class="legend">
     ${LOOKS.map(
-      ({ key, word, means }) => html`<span title=${means}><b class="swatch ${key}" aria-hidden="true"><${Icon} name=${key} /></b>${word}</span>`,
+      ({ key, means }) => html`<span title=${means}><b class="swatch ${key}" aria-hidden="true"><${Icon} name=${key} /></b>${key}</span>`,
     )}
     <span title="the same KV in a second place"><b class="swatch copy" aria-hidden="true"></b>copy</span>
     <${Rest} />
@@ -193,7 +193,7 @@ function linesOf(view, tier) {
     [nameOf(view), view.id],
     ...(view.tenant === null ? [] : [["Tenant", view.tenant]]),
     ...(tagsOf(view).length ? [["Metadata", tagsOf(view).join(", ")]] : []),
-    ["Doing", `${lookOf(view).word}: ${lookOf(view).means}`],
+    ["Doing", `${lookOf(view).key}: ${lookOf(view).means}`],
     ...(view.returns_at === null ? [] : [["Returns", returnOf(view)]]),
     ["Tokens", counted(view.tokens, "token")],
     ["KV", `${bytes(bytesIn(view, tier))} on the ${tier}${view.kv.tier?.startsWith("to_") ? `, ${place(view.kv)}` : ""}`],
@@ -209,7 +209,7 @@ function returnOf(view) {
 
 const sayAll = (view, tier, isCopy) =>
   [
-    `${nameOf(view)}, ${lookOf(view).word}`,
+    `${nameOf(view)}, ${lookOf(view).key}`,
     `${counted(view.tokens, "token")}, ${isCopy ? "copy of " : ""}${bytes(bytesIn(view, tier))} on the ${tier}`,
     `phase ${view.phase}${view.returns_at === null ? "" : `, returns ${returnOf(view)}`}; session ${view.id}`,
     ...tagsOf(view),
