@@ -70,9 +70,8 @@ async function fork({ id }) {
 
 /** Save it as a file where the user says, or where the browser puts downloads. */
 async function save(view) {
-  const { id } = view;
-  const name = `${id}.safetensors`;
-  const path = `/v1/sessions/${id}/export`;
+  const name = `${view.id}.safetensors`;
+  const path = `/v1/sessions/${view.id}/export`;
   const size = await (window.showSaveFilePicker ? saveTo(path, name) : download(path, name));
   say(`Session ${nameOf(view)} is saved as ${name}: ${bytes(size)}`);
 }

@@ -54,12 +54,11 @@ const isEnd = (happening) =>
 function Legend({ marks }) {
   const known = KINDS.filter((name) => marks[name].some(([first, end]) => end > first));
   return html`<ul class="legend" aria-label="How tokens are drawn">
-    ${known.map((name) => html`<li key=${name}><span class="sample ${name}" aria-hidden="true">ab</span>${WORDS[name]}${name !== "generated" && " in the last turn"}</li>`)}
+    ${known.map((name) => html`<li key=${name}><span class="sample ${name}" aria-hidden="true">ab</span>${name}${name !== "generated" && " in the last turn"}</li>`)}
   </ul>`;
 }
 
-const WORDS = { generated: "generated", cached: "cached", recomputed: "recomputed" };
-const KINDS = Object.keys(WORDS);
+const KINDS = ["generated", "cached", "recomputed"];
 
 function TokenBar({ view, tokens, marks, chosen }) {
   const [asked, ask] = useState(null);
@@ -84,7 +83,7 @@ function TokenBar({ view, tokens, marks, chosen }) {
 const About = ({ token, position, marks }) => html`
   Position <b class="number">${number(position)}</b> · id <b class="number">${token.id}</b> ·
   text <code>${JSON.stringify(token.text)}</code>${token.special && " · special"}
-  ${KINDS.filter((name) => isIn(marks[name], position)).map((name) => ` · ${WORDS[name]}`)}
+  ${KINDS.filter((name) => isIn(marks[name], position)).map((name) => ` · ${name}`)}
 `;
 
 function whyNot({ state }, token) {

@@ -116,7 +116,4 @@ function Held({ view }) {
   })}</ul>`;
 }
 
-function closes(time) {
-  if (time === null) return "not during a turn";
-  return `in ${seconds(Math.max(0, time - second.value))} without a turn`;
-}
+const closes = (time) => (time === null ? "not during a turn" : `in ${seconds(Math.max(0, time - second.value))} without a turn`);

@@ -148,16 +148,11 @@ function takeSession(news) {
 
 /** Whether there is no use in trying again. */
 function isFinal(error) {
-  if (error instanceof ApiError && error.status === 401) {
-    tell("key", key.value ? "The server does not know this key." : "This server wants a key.");
-    return true;
-  }
-  if (error instanceof ApiError && error.status === 403) {
-    tell("refused", error.message);
-    return true;
-  }
-  tell("away", error instanceof ApiError && error.status ? error.message : GONE);
-  return false;
+  const status = error instanceof ApiError && error.status;
+  if (status === 401) tell("key", key.value ? "The server does not know this key." : "This server wants a key.");
+  else if (status === 403) tell("refused", error.message);
+  else tell("away", status ? error.message : GONE);
+  return status === 401 || status === 403;
 }
 
 const tell = (state, message) => (connection.value = { state, message });

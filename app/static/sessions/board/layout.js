@@ -68,15 +68,14 @@ export class Layout {
   /** The rectangle of a session in a lane, in pixels, and the bytes that fill it; undefined if it has none. */
   spot(id, tier) {
     const spot = this.lanes[tier].spots.get(id);
-    return (
-      spot && {
-        holds: spot.columns * COLUMN * spot.rows * this.row.height * this.scale,
-        x: spot.column * COLUMN,
-        y: spot.row * this.row.height,
-        width: spot.columns * COLUMN - 2,
-        height: spot.rows * this.row.height - 2,
-      }
-    );
+    const { height } = this.row;
+    return spot && {
+      holds: spot.columns * COLUMN * spot.rows * height * this.scale,
+      x: spot.column * COLUMN,
+      y: spot.row * height,
+      width: spot.columns * COLUMN - 2,
+      height: spot.rows * height - 2,
+    };
   }
 
   #put(view, tier) {

@@ -24,7 +24,6 @@ export function ImportButton() {
   `;
 }
 
-/** What has become of each file. */
 export const Imports = () => html`<ul class="imports" aria-label="Imports" aria-live="polite">
   ${imports.value.map((each) => html`<li key=${each.id} class=${each.state}><${Outcome} ...${each} /></li>`)}
 </ul>`;
