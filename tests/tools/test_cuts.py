@@ -38,7 +38,6 @@ from app.tools.formats import (
     QWEN_CODER,
     THINKING,
     TOOL_FORMATS,
-    Thinking,
     ToolFormat,
 )
 from app.tools.reader import Answer, CallArguments, CallBegun, Content, Reasoning, load_json
@@ -235,7 +234,6 @@ async def tell(new_answer: Callable[[], Answer], text: str, piece: int, *, cut: 
     chat = ChatChunkWriter(tokens, logprobs=False, new_answer=new_answer, on_calls=lambda names: None)
     choice = whole_choice(0, [entry for item in items for entry in await chat.entries(0, item)])
     chosen = choice["message"]
-    functions = [call["function"] for call in chosen.get("tool_calls", ())]
     thoughts: Any = {"seal": SEAL, "shows_thoughts": True, "thinks": True}
     message = MessageWriter({"model": "tiny"}, 1, new_answer(), on_calls=lambda names: None, **thoughts)
     whole = whole_message([event for item in items for event in message.events(item)])
@@ -251,7 +249,7 @@ async def tell(new_answer: Callable[[], Answer], text: str, piece: int, *, cut: 
         for kind in ("message", "reasoning")
     )
     called = [(item["name"], item["arguments"]) for item in made if item["type"] == "function_call"]
-    told = [(each["name"], each["arguments"]) for each in functions]
+    told = [(call["function"]["name"], call["function"]["arguments"]) for call in chosen.get("tool_calls", ())]
     text, used = "".join(each["text"] for each in says), [(each["name"], each["input"]) for each in uses]
     return [
         (chosen["content"] or "", told, choice["finish_reason"], chosen.get("reasoning_content", "")),
@@ -288,13 +286,7 @@ some_thinking = st.sampled_from([None, *(each for each in THINKING if each.name 
     is_open=st.booleans(),
 )
 def test_wherever_an_answer_is_cut_all_apis_tell_the_same_in_pieces_and_at_once(
-    form: ToolFormat,
-    thinking: Thinking | None,
-    texts: tuple[str, str, str],
-    calls: list[tuple[str, str]],
-    piece: int,
-    shares: list[float],
-    is_open: bool,
+    form: ToolFormat, thinking: Any, texts: Any, calls: Any, piece: int, shares: list[float], is_open: bool
 ) -> None:
     """At some of the cuts at which `test_cuts.py` reads them."""
     thought, before, after = texts
@@ -302,14 +294,13 @@ def test_wherever_an_answer_is_cut_all_apis_tell_the_same_in_pieces_and_at_once(
         thinking = THINKING[0]
     name = form.name if thinking is None or form is HARMONY else f"{form.name}+{thinking.name}"
     support = ToolSupport(tokens("{{ messages }}"), name)
-    use = ToolUse(tuple(TOOLS), ToolMode.AUTO, frozenset(tool.name for tool in TOOLS))
     opening = Opening.OPEN if is_open and form is not HARMONY else Opening.FREE
     text = "" if thinking is None else thinking.open * (opening is Opening.FREE) + thought + thinking.end
     text += before + (write(form, *calls[: 2 if form.can_repeat else 1]) if calls else "") + after
 
     async def check(end: int) -> None:
         def new_answer() -> Answer:
-            return support.answer(use, has_form=False, opening=opening)
+            return support.answer(USE, has_form=False, opening=opening)
 
         told = await tell(new_answer, text[:end], piece, cut=end < len(text))
         assert told == await tell(new_answer, text[:end], max(1, end), cut=end < len(text))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from app.tools.definitions import Tool
 from app.tools.formats import HARMONY, HERMES, LFM, LLAMA, MISTRAL, TOOL_FORMATS, ToolFormat
 from app.tools.reader import MAX_HELD, CallArguments, CallBegun, Content, FamilyReader, Piece
 from tests.tools.calls import FORMATS, TOOLS, reader_of, write
@@ -14,9 +13,9 @@ from tests.tools.calls import FORMATS, TOOLS, reader_of, write
 Calls = list[tuple[str, str]]
 
 
-def pieces_of(text: str, form: ToolFormat, cuts: Sequence[int] = (), tools: Sequence[Tool] = TOOLS) -> list[Piece]:
+def pieces_of(text: str, form: ToolFormat, cuts: Sequence[int] = (), **options: bool) -> list[Piece]:
     """What is read of `text`, cut at those places."""
-    reader = reader_of(form, tools)
+    reader = reader_of(form, TOOLS, **options)
     ends = [*sorted(cut for cut in cuts if cut < len(text)), len(text)]
     read = [piece for start, end in zip([0, *ends], ends, strict=False) for piece in reader.push(text[start:end])]
     return [*read, *reader.finish()]
@@ -39,8 +38,8 @@ def put_together(pieces: Sequence[Piece]) -> tuple[str, Calls]:
     return content, calls
 
 
-def read(text: str, form: ToolFormat, cuts: Sequence[int] = ()) -> tuple[str, Calls]:
-    return put_together(pieces_of(text, form, cuts))
+def read(text: str, form: ToolFormat, cuts: Sequence[int] = (), **options: bool) -> tuple[str, Calls]:
+    return put_together(pieces_of(text, form, cuts, **options))
 
 
 F, G = ("f", '{"a": 1}'), ("g", "{}")
@@ -55,12 +54,7 @@ F, G = ("f", '{"a": 1}'), ("g", "{}")
         ('<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}', HERMES, "", [F]),
         ("Let me look.\n" + write(HERMES, F), HERMES, "Let me look.", [F]),
         ('<tool_call>{"name":"f", "arguments": {"a": 1}}<tool_call>{"name":"g", "arguments": {}}', HERMES, "", [F, G]),
-        (
-            '[TOOL_CALLS] [{"name":"f", "arguments": {"a": 1}, "id": "a"}, {"name":"g", "arguments": {}}]',
-            MISTRAL,
-            "",
-            [F, G],
-        ),
+        ('[TOOL_CALLS] [{"name":"f", "arguments": {"a": 1}, "id": "a"}, {"name":"g"}]', MISTRAL, "", [F, G]),
     ],
     ids=["other order", "list", "no arguments", "nested", "after text", "lost end marker", "more fields"],
 )
@@ -82,10 +76,9 @@ def test_calls_in_an_unusual_form_are_read_too(answer: str, form: ToolFormat, co
 @FORMATS
 def test_arguments_of_small_models_are_strict_json(form: ToolFormat, arguments: str, strict: str) -> None:
     """Line breaks and halves of characters in strings, an object in a text, and none at all."""
-    assert read(write(form, ("f", arguments)), form, range(0, 99, 3)) == ("", [("f", strict)])
-    reader, text = reader_of(form, TOOLS, is_held=True), write(form, ("f", arguments))
-    pieces = [piece for each in text for piece in reader.push(each)]
-    assert put_together([*pieces, *reader.finish()]) == ("", [("f", strict)])
+    for step, is_held in ((3, False), (1, True)):
+        told = read(write(form, ("f", arguments)), form, range(0, 99, step), is_held=is_held)
+        assert told == ("", [("f", strict)])
 
 
 NO_CALLS = [
@@ -95,6 +88,7 @@ NO_CALLS = [
 ]
 
 
+IN_JSON = [form for form in TOOL_FORMATS if not form.pair and form is not HARMONY]
 HALVES = ['{"a": "print("}")"}', '{"a": "x"} and "b": "y"}', '{"a": 1} }, "b": 2}', '{"a": 1e999}']
 """Arguments that seem to end too early: small models leave quotation marks in texts as they are. And a huge number."""
 
@@ -107,12 +101,7 @@ HALVES = ['{"a": "print("}")"}', '{"a": "x"} and "b": "y"}', '{"a": 1} }, "b": 2
         ('Use the <tool_call> tag like so: <tool_call>{"name": "name"}</tool_call>', HERMES),
         ('Write `<tool_call>{"name": "f", "arguments": {}}</tool_call>`.', HERMES),
         *((f"so <tool_call>{inner}</tool_call> then", HERMES) for inner in NO_CALLS),
-        *(
-            (write(form, ("f", half)), form)
-            for form in TOOL_FORMATS
-            if not form.pair and form is not HARMONY
-            for half in HALVES
-        ),
+        *((write(form, ("f", half)), form) for form in IN_JSON for half in HALVES),
         ("<|tool_call_start|>[f(a=1e999)]<|tool_call_end|>", LFM),
         ('{"name": "Bob", "age": 5}', LLAMA),
         ('{"name": "f", "age": 5}', LLAMA),
@@ -168,8 +157,7 @@ def test_calls_are_whole_if_all_their_arguments_are_objects() -> None:
     whole = write(HERMES, ("f", '{"a": 1}'))
     long = write(HERMES, ("f", json.dumps({"a": "x" * MAX_HELD}).replace("}", ", foo}")))
     half = long.replace(", foo}", '}")"}')
-    at_once = reader_of(HERMES, TOOLS, at_once=True)
-    assert put_together([*at_once.push(half), *at_once.finish()]) == (half, [])
+    assert read(half, HERMES, at_once=True) == (half, [])
     with pytest.raises(ValueError, match="Extra data"):  # what has been told of it is no JSON either
         json.loads(read(half, HERMES)[1][0][1])
     for answer in (whole, whole[:-16], long, half, write(HERMES, ("f", '{"a": foo}')), "No."):
