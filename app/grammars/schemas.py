@@ -99,7 +99,7 @@ def _needs(schema: object, node: Any) -> dict[str, list[Any]]:
 
     if not isinstance(node, dict):
         return {}
-    target = _referred(schema, node.get("$ref"))
+    target = referred(schema, node.get("$ref"))
     needs = {"$ref": [] if target is None else [target], "anyOf": found("anyOf", list), "oneOf": found("oneOf", list)}
     needs |= {f"allOf {index}": [each] for index, each in enumerate(found("allOf", list))}
     if node.get("type") in ("object", ["object"]):
@@ -116,7 +116,7 @@ def _needs(schema: object, node: Any) -> dict[str, list[Any]]:
     return {need: choices for need, choices in needs.items() if choices}
 
 
-def _referred(schema: Any, reference: object) -> object:
+def referred(schema: Any, reference: object) -> object:
     """What a JSON pointer leads to (RFC 6901); None: nothing here."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None

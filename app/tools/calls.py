@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from app.grammars.schemas import referred
 from app.tools.definitions import Tool
 from app.tools.formats import ARGUMENTS, IS_TEXT, NAME, ToolFormat
 from app.tools.reader import (
@@ -93,28 +94,40 @@ def _pairs(text: str, pair: tuple[str, str, str], tool: Tool) -> dict[str, objec
             schema: object = {"type": ["object", "null"]}  # any JSON
         else:
             schema = schemas.get(key) if is_text is None else {"type": "string"}
-        found[key] = _typed(value, schema)
+        found[key] = _typed(value, schema, tool.schema)
     return found
 
 
-def _typed(text: str, schema: object) -> object:
+def _typed(text: str, schema: object, root: object) -> object:
     """A parameter, which is JSON unless its schema says that it is a text."""
     value: Any = {"True": True, "False": False}.get(text.strip(), load_json(text.strip()))
     if not isinstance(schema, dict):
         return text
-    types = types_of(schema)
+    types = types_of(schema, root)
     if "null" in types and text.strip() in ("null", "None"):
         return None
     keeps_text = "string" in types or (not types and not isinstance(value, dict | list))
     return text if keeps_text or value is None else value
 
 
-def types_of(schema: Mapping[str, Any]) -> list[Any]:
-    """The types that a schema names, in itself or in its alternatives."""
-    unions = [schema.get(name) for name in ("anyOf", "oneOf")]
-    options = [schema, *(option for union in unions if isinstance(union, list) for option in union)]
-    types: list[Any] = [option.get("type") for option in options if isinstance(option, dict) and "type" in option]
-    return [name for each in types for name in (each if isinstance(each, list) else [each])]
+_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+
+
+def types_of(schema: object, root: object = None) -> list[Any]:
+    """The types that a schema names, in itself, in its parts, in what it refers to in `root`, or by its values."""
+    types, left, seen = list[Any](), [schema], set[int]()
+    while left:
+        each = left.pop()
+        if not isinstance(each, dict) or id(each) in seen:
+            continue
+        seen.add(id(each))
+        parts = [each.get(name) for name in ("anyOf", "oneOf", "allOf")]
+        left += [referred(root, each.get("$ref")), *(one for part in parts if isinstance(part, list) for one in part)]
+        values = each.get("enum", [each["const"]] if "const" in each else [])
+        implied = [_TYPES.get(type(value), "null") for value in values] if isinstance(values, list) else []
+        named = each.get("type", implied)
+        types += named if isinstance(named, list) else [named]
+    return types
 
 
 def _with_quotes(text: str, quote: str) -> str:

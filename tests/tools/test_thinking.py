@@ -219,7 +219,8 @@ def test_a_call_that_a_grammar_holds_is_in_the_familys_form_after_its_thoughts(
 
 
 CODED = "<tool_call><function=edit>\n<parameter=text>\n1\n2\n</parameter>\n<parameter=n>3</parameter></function>"
-EDIT = Tool("edit", None, {"properties": {"text": {"type": "string"}, "n": {"type": ["integer", "null"]}}})
+PARAMETERS = {"text": {"type": "string"}, "n": {"type": ["integer", "null"]}, "e": {"$ref": "#/$defs/E"}}
+EDIT = Tool("edit", None, {"properties": PARAMETERS, "$defs": {"E": {"allOf": [{"enum": [3]}]}}})
 
 
 @pytest.mark.parametrize(
@@ -237,6 +238,7 @@ EDIT = Tool("edit", None, {"properties": {"text": {"type": "string"}, "n": {"typ
         ("mistral", '[TOOL_CALLS]edit[CALL_ID]a1[ARGS]{"n": 1}', {"n": 1}),
         ("qwen3_coder", CODED, {"text": "1\n2", "n": 3}),
         ("qwen3_coder", CODED.replace("3<", "3e999<"), {"text": "1\n2", "n": "3e999"}),
+        ("qwen3_coder", CODED.replace("=n", "=e"), {"text": "1\n2", "e": 3}),
         ("lfm2", '<|tool_call_start|>[f(a="1\n2", **{"b": 1})]<|tool_call_end|>', {"a": "1\n2", "b": 1}),
         ("qwen3_coder", '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', {"a": 1}),
         ("qwen3_coder", "<tool_call><function=f><parameter=a>\n  x\n</parameter></function>", {"a": "  x"}),
