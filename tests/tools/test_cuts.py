@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
@@ -226,8 +226,7 @@ async def tell(new_answer: Callable[[], Answer], text: str, piece: int, *, cut: 
     """What chats, messages and responses tell of an answer that comes in pieces of so many characters, up to a `stop`
     string: each its content, its calls, why it ended, and its thoughts.
     """
-    reason = FinishReason.LENGTH if cut else FinishReason.STOP
-    end = TurnFinished(Ticket(1), reason, TurnUsage(1, 0, 9, 0), 10)
+    end = CUT if cut else STOPPED
     items: list[Any] = [*(TextChunk(text[start : start + piece]) for start in range(0, len(text), piece))]
     items += [TextChunk("", stop=stop), end]
     body, tokens = ResponseBody.model_validate({"model": "m", "input": "x"}), cast("Tokens", None)
@@ -261,10 +260,9 @@ async def tell(new_answer: Callable[[], Answer], text: str, piece: int, *, cut: 
 @pytest.mark.parametrize("name", [*(form.name for form in TOOL_FORMATS), *TEMPLATES])
 def test_a_stop_string_in_a_call_leaves_no_markup_and_one_at_its_end_the_call(name: str) -> None:
     form = next((form for form in TOOL_FORMATS if form.name == name), TEMPLATES.get(name, (HERMES,))[0])
-    text = write(form, ("f", '{"a": "X"}'), *[("f", '{"a": "Y"}')] * form.can_repeat)
-    text += form.end_marker * (form is HARMONY)
+    text = write(form, ("f", '{"a": "X"}'), *[("f", '{"a": "Y"}')] * form.can_repeat) + "<|call|>" * (form is HARMONY)
     for stop in (form.end_marker or "absent", '{"a', "X", "Y", "\n"):
-        new_answer = lambda: support_of(name).answer(USE, has_form=False, opening=Opening.FREE)  # noqa: E731
+        new_answer = partial(support_of(name).answer, USE, has_form=False, opening=Opening.FREE)
         told = asyncio.run(tell(new_answer, text.partition(stop)[0], 5, cut=False, stop=stop))
         assert [each[0] for each in told] == ["", "", ""]
         is_whole = stop == form.end_marker or stop not in text
@@ -299,9 +297,7 @@ def test_wherever_an_answer_is_cut_all_apis_tell_the_same_in_pieces_and_at_once(
     text += before + (write(form, *calls[: 2 if form.can_repeat else 1]) if calls else "") + after
 
     async def check(end: int) -> None:
-        def new_answer() -> Answer:
-            return support.answer(USE, has_form=False, opening=opening)
-
+        new_answer = partial(support.answer, USE, has_form=False, opening=opening)
         told = await tell(new_answer, text[:end], piece, cut=end < len(text))
         assert told == await tell(new_answer, text[:end], max(1, end), cut=end < len(text))
         chat, message, response = told

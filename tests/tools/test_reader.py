@@ -77,8 +77,7 @@ def test_calls_in_an_unusual_form_are_read_too(answer: str, form: ToolFormat, co
 def test_arguments_of_small_models_are_strict_json(form: ToolFormat, arguments: str, strict: str) -> None:
     """Line breaks and halves of characters in strings, an object in a text, and none at all."""
     for step, is_held in ((3, False), (1, True)):
-        told = read(write(form, ("f", arguments)), form, range(0, 99, step), is_held=is_held)
-        assert told == ("", [("f", strict)])
+        assert read(write(form, ("f", arguments)), form, range(0, 99, step), is_held=is_held) == ("", [("f", strict)])
 
 
 NO_CALLS = [
