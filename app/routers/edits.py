@@ -115,7 +115,7 @@ class _EditMaker:
         if body.vector is None:
             return None
         param, width = f"{self._param}.vector", self._target.shape().width
-        vector = self._numbers(body.vector)
+        vector = self._numbers(body.vector, param)
         size = vector.shape[0]
         wanted = {width}
         if part is not None:
@@ -123,11 +123,13 @@ class _EditMaker:
         if size not in wanted:
             sizes = " or ".join(str(each) for each in sorted(wanted))
             raise FieldOutOfRange.at(param, f"it must have {sizes} numbers, not {size}")
-        return vector if body.orthogonal_to is None else self._orthogonal(vector, self._numbers(body.orthogonal_to))
+        if body.orthogonal_to is None:
+            return vector
+        return self._orthogonal(vector, self._numbers(body.orthogonal_to, f"{self._param}.orthogonal_to"))
 
-    def _numbers(self, field: str | list[float]) -> TensorData:
+    def _numbers(self, field: str | list[float], param: str) -> TensorData:
         if isinstance(field, str):
-            named = self._services.uploads.get(self._owner, UploadKind.VECTOR, field, TensorData)
+            named = self._services.uploads.get(self._owner, UploadKind.VECTOR, field, TensorData, param=param)
             return vector_of(to_float32(named))
         return vector_of(field)
 
@@ -198,7 +200,8 @@ class _EditMaker:
         if values.probe is not None:
             return await self._probe_gate(values, values.probe, f"{field}.probe")
         assert values.along is not None
-        along, param, width = self._numbers(values.along), f"{field}.along", self._target.shape().width
+        param, width = f"{field}.along", self._target.shape().width
+        along = self._numbers(values.along, param)
         if along.shape[0] != width:
             raise FieldOutOfRange.at(param, f"it must have {width} numbers, not {along.shape[0]}")
         return Gate(along, values.above, values.below)

@@ -159,7 +159,7 @@ def test_a_checkpoint_needs_edits_to_be_edited(http: httpx.Client, session: str)
     assert_error(http.post(f"{session}/checkpoint/edit", json={}), 422, "field_out_of_range", param="edits")
     assert_error(edit(http, session), 422, "field_out_of_range", param="edits")
     unknown = edit(http, session, {"op": "add", "vector": "nobody.uploaded-this"})
-    assert_error(unknown, 404, "not_found", param="vector")
+    assert_error(unknown, 404, "not_found", param="edits.0.vector")
 
 
 def test_edits_are_made_all_or_none(http: httpx.Client, session: str) -> None:
