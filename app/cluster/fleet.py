@@ -1,7 +1,5 @@
 """The replicas of the cluster as this server sees them, and which of them is best for a new session."""
 
-from __future__ import annotations
-
 import enum
 import hashlib
 import math
@@ -120,10 +118,10 @@ class Fleet:
         """The replica of that name, which may be away by now."""
         return next((each for each in self if each.name == name), None)
 
-    def reachable(self, name: str) -> Replica:
-        """The replica of that name. Raises `ReplicaAway` if it does not answer."""
+    def reachable(self, name: str, has: str = "has what this request is about") -> Replica:
+        """The replica of that name. Raises `ReplicaAway`, which says what it `has`, if it does not answer."""
         if (replica := self.find(name)) is None or replica.state is State.AWAY:
-            raise ReplicaAway(f"replica {name}, which has what this request is about, is away: try again")
+            raise ReplicaAway(f"replica {name}, which {has}, is away: try again")
         return replica
 
     def place(self, but: str | None = None, key: str | None = None) -> Replica:

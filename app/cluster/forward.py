@@ -6,8 +6,6 @@ That replica answers it, or says that it has done nothing: the session has moved
 nothing new. Then the request goes to another replica, as long as its body is kept.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from functools import partial
@@ -145,7 +143,8 @@ class Forwarding:
         await body.whole()
         others = sorted(self.owners.names.known - {self.fleet.here})
         is_delete, answers, lost = scope["method"] == "DELETE", list[Response](), None
-        for replica in [self.fleet.own, *(self.fleet.reachable(name) for name in others)]:
+        has = "gets each vector, dictionary, lens and probe as all replicas do"
+        for replica in [self.fleet.own, *(self.fleet.reachable(name, has) for name in others)]:
             try:
                 answers.append(await self.hops.answer(replica, scope, body.again()))
             except (ReplicaAway, ReplicaLost) as error:
