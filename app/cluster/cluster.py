@@ -1,10 +1,9 @@
 """This server as a part of a cluster: what it tells the others, and what it does with them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 
@@ -28,6 +27,7 @@ from app.sessions.session import Session
 from app.settings import Settings
 from app.tenants.tenant import Directory
 
+logger = logging.getLogger(__name__)
 SAY_S, SAY_SOON_S = 1.0, 0.1
 """Between two measurements of the load, and between two looks at whether new work is taken."""
 PATIENCE_S = 0.25
@@ -88,15 +88,18 @@ class Cluster:
         load, told_at = Load(0.0, 0), -SAY_S
         loop = asyncio.get_running_loop()
         while True:
-            if loop.time() - told_at >= SAY_S:
-                told_at = loop.time()
-                with contextlib.suppress(TimeoutError, DjinnError):  # the last one holds
-                    async with asyncio.timeout(PATIENCE_S):
-                        load = Load.measured(await self._registry.memory())
             is_ready = False
-            with contextlib.suppress(DjinnError):
-                require_ready()
-                is_ready = True
+            try:
+                if loop.time() - told_at >= SAY_S:
+                    told_at = loop.time()
+                    with contextlib.suppress(TimeoutError, DjinnError):  # the last one holds
+                        async with asyncio.timeout(PATIENCE_S):
+                            load = Load.measured(await self._registry.memory())
+                with contextlib.suppress(DjinnError):
+                    require_ready()
+                    is_ready = True
+            except Exception:
+                logger.exception("this replica could not look how it is; it tries again")
             self.membership.say(ready=is_ready, left=self.draining.is_over, load=load)
             await asyncio.sleep(SAY_SOON_S)
 

@@ -2,8 +2,6 @@
 field `missing` name those that are away.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
@@ -38,12 +36,16 @@ ONE_ID = re.compile(rf"({REPLICA_NAME.pattern})=([0-9a-f]{{1,16}}-[0-9]{{1,20}})
 LONGEST_EVENT = 16 << 20
 WAITING = 64
 """How many events may wait for a slow client. With more, the replicas wait."""
+DAMAGED = (AttributeError, LookupError, TypeError, ValueError)
+"""What merging raises for JSON of another shape."""
 
 
 class _Event(NamedTuple):
     name: str
     data: bytes
     id: str | None
+    view: Any
+    """What `data` says, if it is a snapshot or figures."""
 
 
 Told = tuple[str, "_Event | Response"]
@@ -68,18 +70,23 @@ class Gathered:
         told = await self._hops.get(self._fleet.answering, scope, target_bytes(scope), PATIENCE_S)
         if not told:
             raise ReplicaAway("no replica answers: try again")
-        parts = {replica.name: part for replica, part in told.items() if part[0].status_code == 200}
         first, _ = told.get(self._fleet.own) or next(iter(told.values()))
+        limit = QueryParams(scope["query_string"]).get("limit", "")  # in range, as replicas refuse others
+
+        def merged_sessions(pages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+            return merged_page(pages, int(limit) if limit.isdecimal() else DEFAULT_LIMIT)
+
+        merged, parts = MERGED.get(scope["path"].removeprefix("/v1/"), merged_sessions), dict[str, Any]()
+        for replica, (answer, page) in told.items():
+            if answer.status_code == 200:
+                try:
+                    whole = merged([*parts.values(), page])
+                    parts[replica.name] = page
+                except DAMAGED as error:
+                    logger.warning("replica %s answers %s with JSON of no use: %r", replica.name, scope["path"], error)
         if 200 != first.status_code < 500 or not parts:
             return first
-        pages = [page for _, page in parts.values()]
-        merged = MERGED.get(scope["path"].removeprefix("/v1/"))
-        if merged is None:
-            limit = QueryParams(scope["query_string"]).get("limit", "")  # in range, as replicas refuse others
-            whole = merged_page(pages, int(limit) if limit.isdecimal() else DEFAULT_LIMIT)
-        else:
-            whole = merged(pages)
-        answer, _ = next(iter(parts.values()))
+        answer = next(answer for replica, (answer, _) in told.items() if replica.name in parts)
         if missing := self._mark(answer, parts):
             whole["missing"] = missing
         answer.body = orjson.dumps(whole)
@@ -152,7 +159,8 @@ class Gathered:
             await self._hops.at(replica)({**scope, "headers": headers}, silent(), take)
         except Exception as error:
             if not isinstance(error, DjinnError):
-                logger.exception("the live stream of replica %s ended", replica.name)
+                known = isinstance(error, DAMAGED)
+                logger.warning("the live stream of replica %s ended: %r", replica.name, error, exc_info=not known)
         answer = Response(content, head["status"])
         answer.raw_headers = head.get("headers", [])
         await told.put((replica.name, answer))
@@ -180,15 +188,14 @@ class Gathered:
                 ids[name] = event.id
             data, has_id, merged = event.data, event.id is not None, MERGED.get(event.name)
             if event.name == "snapshot":  # clients drop sessions that no part names
-                view = orjson.loads(data)
-                if not view["has_more"]:
+                if not event.view["has_more"]:
                     pending.discard(name)
-                has_id, data = not pending, orjson.dumps({**view, "has_more": bool(pending)})
+                has_id, data = not pending, orjson.dumps({**event.view, "has_more": bool(pending)})
                 if not pending:
                     waiting.extendleft(reversed(held))
             elif merged is not None:
                 parts = figures.setdefault(event.name, {})
-                parts[name] = orjson.loads(data)
+                parts[name] = event.view
                 if len(parts) < len(first):
                     continue
                 data = orjson.dumps(merged(list(parts.values())))
@@ -196,10 +203,18 @@ class Gathered:
 
 
 def _event_of(block: bytes) -> _Event | None:
-    """The event; None for a comment."""
+    """The event; None for a comment. Raises one of `DAMAGED`."""
     lines = block.decode().split("\n")
     fields = dict(line.split(": ", 1) for line in lines if not line.startswith(":"))
-    return _Event(fields["event"], fields["data"].encode(), fields.get("id")) if "data" in fields else None
+    if "data" not in fields:
+        return None
+    name, data = fields["event"], fields["data"].encode()
+    view = orjson.loads(data) if name == "snapshot" or name in MERGED else None
+    if name == "snapshot":
+        view = {**view, "has_more": bool(view["has_more"])}
+    elif name in MERGED:
+        MERGED[name]([view])
+    return _Event(name, data, fields.get("id"), view)
 
 
 def joined_id(ids: Mapping[str, str]) -> str:

@@ -9,8 +9,6 @@ connection is silent meanwhile. So the other replica is watched: its requests ar
 misses two checks of its `/health`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

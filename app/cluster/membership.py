@@ -1,7 +1,5 @@
 """This replica's part in the cluster: it announces itself, sees the others, and knows where things are."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -5,8 +5,6 @@ replica knows what it has, so most requests need no lookup. The former home of a
 now, and that is remembered. If that home is away, the store is asked, and then all replicas.
 """
 
-from __future__ import annotations
-
 import asyncio
 import codecs
 import enum

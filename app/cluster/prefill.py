@@ -4,8 +4,6 @@ A server with the role `decode` offers its long prompts to one with the role `pr
 whatever does not arrive is computed at home.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

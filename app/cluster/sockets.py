@@ -1,7 +1,5 @@
 """WebSockets to another replica: whole messages pass both ways until either side ends the connection."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 

@@ -85,14 +85,20 @@ def test_a_list_says_who_is_missing(path: str) -> None:
             answer = JSONResponse({"data": [], "has_more": False, "capacity": None})
         await answer(scope, receive, send)
 
-    known = Known({}, known={"a", "b", "c", "d"})
+    known = Known({}, known=set("abcde"))
     busy, damaged = serving_stub(error_response(503, "fenced")), serving_stub(Response(b"{"))
-    with busy as b, damaged as c, serving_door({"b": b, "c": c}, known, inside) as door, httpx.Client() as http:
-        answer = http.get(f"{door.url}{path}")
+    odd = serving_stub(Response(b"event: snapshot\ndata: 7\n\n" if path == "/v1/events" else b'{"data": [7]}'))
+    with busy as b, damaged as c, odd as e, httpx.Client() as http:
+        with serving_door({"b": b, "c": c, "e": e}, known, inside) as door:
+            answer = http.get(f"{door.url}{path}")
+            lost = http.post(f"{door.url}/v1/vectors").json()["error"]["message"]
         own = answer.extensions["network_stream"].get_extra_info("client_addr")[1]
         assert ports == [own], "its own part takes no connection, which it may refuse"
-        assert (answer.status_code, answer.headers["Djinn-Missing"]) == (200, "a,b,c")
-        assert path == "/v1/events" or answer.json()["missing"] == ["a", "b", "c"]
+        assert (answer.status_code, answer.headers["Djinn-Missing"]) == (200, "a,b,c,e")
+        assert path == "/v1/events" or answer.json()["missing"] == [*"abce"]
+    assert (
+        lost == "replica a, which gets each vector, dictionary, lens and probe as all replicas do, is away: try again"
+    )
 
 
 def test_who_may_not_ask_learns_nothing_and_costs_the_others_nothing(tmp_path: Any) -> None:

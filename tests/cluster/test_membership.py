@@ -5,12 +5,15 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
 
 from app.cluster import claims, membership
 from app.cluster.claims import Load, Member, Record, claim, declare_dead, open_store
+from app.cluster.cluster import Cluster
 from app.cluster.key import ClusterKey
 from app.cluster.membership import Membership
 from app.cluster.store import Store
@@ -100,6 +103,16 @@ async def test_one_that_says_nothing_goes_and_knows_it_when_it_wakes(another: An
         async with b:  # it wakes
             b.require()
             await until(lambda: "b" in a.members)
+
+
+async def test_whatever_fails_in_a_look_at_oneself_one_goes_on_telling(caplog: pytest.LogCaptureFixture) -> None:
+    told = list[dict[str, object]]()
+    one: Any = Mock(membership=Mock(say=lambda **how: told.append(how)))  # whose memory cannot be awaited
+    telling = asyncio.create_task(Cluster._tell(one, Mock()))
+    await until(lambda: len(told) > 1)
+    telling.cancel()
+    assert [each["ready"] for each in told[:2]] == [False, True]
+    assert "could not look how it is" in caplog.text
 
 
 async def test_of_many_who_bind_a_name_one_wins(another: Another) -> None:

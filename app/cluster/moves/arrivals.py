@@ -1,7 +1,5 @@
 """Sessions that arrive: they are offered, received by the engine, and taken when the old home says so."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

@@ -1,7 +1,5 @@
 """Sessions that leave for other servers. They are offered, sent, and let go once the new home has them."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """Sessions leave a server that shuts down, and some leave one whose memory is nearly full."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math
