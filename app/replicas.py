@@ -241,7 +241,8 @@ class Keeper:
                 return
             is_steady = time.monotonic() - served_from > STEADY_S
             wait_s = 0.0 if is_steady else min(max(FIRST_WAIT_S, 2 * wait_s), LONGEST_WAIT_S)
-            logger.error("replica %s %s; started again in %g s", self.spec.name, ended, wait_s)
+            level = logging.INFO if status == 0 else logging.ERROR
+            logger.log(level, "replica %s %s; started again in %g s", self.spec.name, ended, wait_s)
             await asyncio.sleep(wait_s)
 
     async def _stand_by(self) -> None:

@@ -143,7 +143,7 @@ class Forwarding:
         await body.whole()
         others = sorted(self.owners.names.known - {self.fleet.here})
         is_delete, answers, lost = scope["method"] == "DELETE", list[Response](), None
-        has = "gets each vector, dictionary, lens and probe as all replicas do"
+        has = "gets each vector, dictionary, lens and probe as all do"
         for replica in [self.fleet.own, *(self.fleet.reachable(name, has) for name in others)]:
             try:
                 answers.append(await self.hops.answer(replica, scope, body.again()))

@@ -230,7 +230,7 @@ async def _end_turns(registry: SessionRegistry, timeout_s: float) -> None:
     logger.info(
         "drain: turns that run or wait: %d, for at most %g s; paused ones, which are cancelled: %d",
         len(busy) - len(paused),
-        timeout_s,
+        round(timeout_s, 1),
         len(paused),
     )
     ends = [asyncio.create_task(turn.ended.wait()) for _, turn in busy]

@@ -96,9 +96,7 @@ def test_a_list_says_who_is_missing(path: str) -> None:
         assert ports == [own], "its own part takes no connection, which it may refuse"
         assert (answer.status_code, answer.headers["Djinn-Missing"]) == (200, "a,b,c,e")
         assert path == "/v1/events" or answer.json()["missing"] == [*"abce"]
-    assert (
-        lost == "replica a, which gets each vector, dictionary, lens and probe as all replicas do, is away: try again"
-    )
+    assert lost == "replica a, which gets each vector, dictionary, lens and probe as all do, is away: try again"
 
 
 def test_who_may_not_ask_learns_nothing_and_costs_the_others_nothing(tmp_path: Any) -> None:

@@ -90,13 +90,18 @@ async def _ended(pid: int) -> None:
     await until(has_ended)
 
 
-async def test_a_replica_that_dies_comes_back_from_its_own_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("how", "level"), [(signal.SIGKILL, "ERROR"), (signal.SIGINT, "INFO")])
+async def test_a_replica_that_ends_comes_back_from_its_own_folder(
+    tmp_path: Path, how: signal.Signals, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
     replicas = Replicas(_specs(tmp_path))
     await _found(replicas, a=FIRST, b=FIRST)
     # A terminal's Ctrl-C goes to a whole process group, and a second one would end a replica at once.
     assert os.getpgid(0) not in [os.getpgid(_pid(tmp_path / name / "start1")) for name in ("a", "b")]
-    os.kill(_pid(tmp_path / "a" / "start1"), signal.SIGKILL)
+    caplog.set_level("INFO", keepers.logger.name)
+    os.kill(_pid(tmp_path / "a" / "start1"), how)
     await _found(replicas, a=SECOND, b=FIRST)
+    assert [each.levelname for each in caplog.records] == [level]
     await replicas.stop()
     assert (tmp_path / "a" / "drained").exists()
     assert (tmp_path / "b" / "drained").exists()

@@ -203,7 +203,7 @@ def test_the_start_is_told_in_one_form_by_both_processes(tmp_path: Path) -> None
 
 
 def test_what_has_come_back_and_each_step_of_a_drain_is_said(tmp_path: Path) -> None:
-    folder, flags = tmp_path / "state", ("--drain-timeout-s", "0.2")
+    folder, flags = tmp_path / "state", ("--drain-timeout-s", "0.1667")
     with serve_thread(folder, *flags) as (server, http):
         brief, long = (http.post("/v1/sessions").json()["id"] for _ in range(2))
         turn = {"token_ids": [5] * 20, "max_tokens": 5, "ignore_eos": True}
