@@ -73,7 +73,7 @@ class Gathered:
         first, _ = told.get(self._fleet.own) or next(iter(told.values()))
         limit = QueryParams(scope["query_string"]).get("limit", "")  # in range, as replicas refuse others
 
-        def merged_sessions(pages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        def merged_sessions(pages: Sequence[Any]) -> Any:
             return merged_page(pages, int(limit) if limit.isdecimal() else DEFAULT_LIMIT)
 
         merged, parts = MERGED.get(scope["path"].removeprefix("/v1/"), merged_sessions), dict[str, Any]()
@@ -209,7 +209,7 @@ def _event_of(block: bytes) -> _Event | None:
     if "data" not in fields:
         return None
     name, data = fields["event"], fields["data"].encode()
-    view = orjson.loads(data) if name == "snapshot" or name in MERGED else None
+    view: Any = orjson.loads(data) if name == "snapshot" or name in MERGED else None
     if name == "snapshot":
         view = {**view, "has_more": bool(view["has_more"])}
     elif name in MERGED:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
-import httpx
 import pytest
 
 from app.cluster.moves import departures, draining
@@ -19,11 +18,6 @@ from tests.waiting import wait_until
 TERM, INT = signal.SIGTERM, signal.SIGINT
 TURNS, SESSIONS, BEFORE = 10, 4, 3
 """Turns of each session, and how many of them are over when the drain begins."""
-
-
-def activation(http: httpx.Client, session: str) -> Any:
-    path = f"/v1/sessions/{session}/checkpoint/activation"
-    return http.get(path, headers={"accept": "application/json"}).raise_for_status().json()["values"]
 
 
 def test_a_drain_under_load_fails_no_turn_nor_recomputes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,8 +48,7 @@ def test_a_drain_under_load_fails_no_turn_nor_recomputes(tmp_path: Path, monkeyp
         log = servers.ended("a")
         assert f"sessions have left: {SESSIONS + sum(each.startswith('ses_a_') for each in new)} to b" in log
         for session in sessions + new:
-            found = http.get(f"/v1/sessions/{session}").raise_for_status().json()
-            assert found["usage"]["tokens_recomputed"] == 0
+            assert http.get(f"/v1/sessions/{session}").json()["usage"]["tokens_recomputed"] == 0
 
 
 @pytest.mark.usefixtures("brief_farewells")
@@ -83,8 +76,7 @@ def test_a_paused_turn_goes_on_elsewhere(tmp_path: Path) -> None:
         http.post(f"/v1/sessions/{session}/breakpoints", json=stop).raise_for_status()
         assert generate(http, session, PROMPT)["status"] == "paused"
         servers.tell_to_end("a")
-        resumed = http.post(f"/v1/sessions/{session}/resume", json={}).raise_for_status().json()
-        assert resumed["status"] == "finished"
+        assert http.post(f"/v1/sessions/{session}/resume", json={}).json()["status"] == "finished"
         servers.ended("a")
         assert servers.owners(session) == ["b"]
 
@@ -95,14 +87,12 @@ def test_what_a_full_peer_refuses_stays_for_a_restart(tmp_path: Path) -> None:
     with pair(tmp_path, flags={"b": ("--max-sessions", "2")}) as servers:
         sessions = [used_session(servers.a) for _ in range(5)]
         servers.tell_to_end("a")
-        log = servers.ended("a")
-        assert "sessions have left: 2 to b; that stay here: 3" in log
+        assert "sessions have left: 2 to b; that stay here: 3" in servers.ended("a")
         servers.start("a")
         homes = [servers.settled(each) for each in sessions]
         assert sorted(homes) == ["a", "a", "a", "b", "b"]
         for session, home in zip(sessions, homes, strict=True):
-            turn = generate(servers.clients[home], session, [9])
-            assert turn["usage"]["cached_tokens"] == len(PROMPT) + 7
+            assert generate(servers.clients[home], session, [9])["usage"]["cached_tokens"] == len(PROMPT) + 7
 
 
 @pytest.mark.long
@@ -144,13 +134,13 @@ def test_a_resume_that_is_refused_has_edited_nothing(tmp_path: Path) -> None:
         stop = {"layer": 2, "action": "pause", "when": {"pass": "prefill"}, "timeout_s": 500}
         http.post(f"/v1/sessions/{session}/breakpoints", json=stop).raise_for_status()
         assert generate(http, session, PROMPT)["status"] == "paused"
-        before = activation(http, session)
+        states = partial(http.get, f"/v1/sessions/{session}/checkpoint/activation")
+        before = states().raise_for_status().content
         servers.tell_to_end("a")  # nobody is there who would take the session
         wait_until(lambda: http.get("/ready").status_code == 503)
-        edits = [{"op": "scale", "factor": 2.0}]
-        answer = http.post(f"/v1/sessions/{session}/resume", json={"edits": edits})
+        answer = http.post(f"/v1/sessions/{session}/resume", json={"edits": [{"op": "scale", "factor": 2.0}]})
         assert code(answer) == (409, "moving")
-        assert activation(http, session) == before
+        assert states().content == before
         servers.ended("a")
 
 
@@ -160,8 +150,7 @@ def test_a_server_with_sessions_that_cannot_leave_is_asked_for_them_to_its_end(t
     with pair(tmp_path) as servers:
         http = servers.a
         stays, leaves = open_session(http), open_session(http)
-        watch = {"layer": 2, "action": "capture"}
-        http.post(f"/v1/sessions/{stays}/breakpoints", json=watch).raise_for_status()
+        http.post(f"/v1/sessions/{stays}/breakpoints", json={"layer": 2, "action": "capture"}).raise_for_status()
         for session in (stays, leaves):
             generate(http, session, PROMPT)
         servers.tell_to_end("a")

@@ -91,9 +91,7 @@ async def _ended(pid: int) -> None:
 
 
 @pytest.mark.parametrize(("how", "level"), [(signal.SIGKILL, "ERROR"), (signal.SIGINT, "INFO")])
-async def test_a_replica_that_ends_comes_back_from_its_own_folder(
-    tmp_path: Path, how: signal.Signals, level: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_one_that_ends_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture, how: int, level: str) -> None:
     replicas = Replicas(_specs(tmp_path))
     await _found(replicas, a=FIRST, b=FIRST)
     # A terminal's Ctrl-C goes to a whole process group, and a second one would end a replica at once.

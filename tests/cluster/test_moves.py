@@ -53,6 +53,8 @@ def test_it_says_what_it_would_have_said(servers: Pair, sampling: dict[str, Any]
     assert said[moves] == said[stays]
     assert view(a, moves)["usage"]["completion_tokens"] == 24
     assert view(a, moves)["usage"]["tokens_recomputed"] == 0
+    past = [each["kind"] for each in a.get(f"/v1/sessions/{moves}/timeline").json()["data"]]
+    assert [each for each in past if each not in ("moved", "phase", "turn")] == ["arrived", "departed", "opened"]
 
 
 def test_a_paused_turn_goes_on_there(servers: Pair) -> None:
@@ -106,8 +108,7 @@ def test_what_cannot_move_stays(servers: Pair) -> None:
     assert code(servers.move(session, "a", "a")) == (409, "already_there")
     assert code(servers.move(session, "a", "nobody")) == (422, "unknown_replica")
     assert code(servers.move("ses_nothing")) == (404, "not_found")
-    capture = {"layer": 0, "action": "capture"}
-    a.post(f"/v1/sessions/{session}/breakpoints", json=capture).raise_for_status()
+    a.post(f"/v1/sessions/{session}/breakpoints", json={"layer": 0, "action": "capture"}).raise_for_status()
     generate(a, session, [4], max_tokens=1)
     assert code(servers.move(session)) == (409, "wrong_state")
     a.delete(f"/v1/sessions/{session}/captures").raise_for_status()

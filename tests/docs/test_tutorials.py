@@ -65,7 +65,7 @@ def test_every_command_line_of_djinn_is_one() -> None:
     found = [line.partition(".venv/bin/djinn ")[2] for line in lines(SHELL) if line.startswith(".venv/bin/djinn ")]
     assert len(found) > 15
     for arguments in found:
-        words = shlex.split(re.split(r"[|>]", arguments)[0])
+        words = shlex.split(re.split(r"[|>]", arguments)[0], comments=True)
         if words != ["--version"]:
             _parser().parse_args(words)
 

@@ -95,10 +95,7 @@ def test_small_chunks_are_taken_if_they_are_few_or_not_that_small_and_else_refus
     ("sent", "says"),
     [
         (b"nonsense\r\n\r\n", "its first line is not a method, a target and HTTP/1.1"),
-        (
-            GET[:-2] + b"a:b\r\n" * 50_000 + b"\r\n",
-            "its head, or the line before a chunk of its body, has more than 16384",
-        ),
+        (GET[:-2] + b"a:b\r\n" * 50_000 + b"\r\n", "its head, or the line before a chunk of its body, has"),
         (GET[:-2] + b"ab\r\n\r\n", "a line of its head is not a name, a colon and a value"),
         (GET[:-2] + b"Content-Length: x\r\n\r\n", "its Content-Length is no number of bytes"),
         (CHUNKED + b"one\r\n", "a chunk of its body does not begin with a length in hexadecimal digits"),
