@@ -38,8 +38,10 @@ function makeDesk(id) {
     armed: Promise.resolve(),
     /** The id of the capture that the page armed along with a pause, or null. */
     ownWatch: null,
-    /** The last pause that the map was brought to: see `pauseOf`. */
+    /** The last pause that the map was brought to. */
     pause: null,
+    /** When the session came to the last place. */
+    at: 0,
     /** Which pause a click on a layer arms. */
     how: signal({ once: true, pass: "any", point: AFTER }),
     /** The cell that is looked at, `{layer, position}`, or null. */
@@ -68,16 +70,15 @@ function makeDesk(id) {
 export function attend(desk) {
   const [layer, position] = (asked().get("at") ?? "").split(",").map(Number);
   if (position >= 0 && layer < server.peek().num_layers) desk.cell.value = { layer, position };
-  let [seen, began] = [null, null];
+  let seen = null;
   let [shown, later] = [desk.edited.peek(), null];
   const stops = [
     effect(() => {
       const place = desk.place.value;
       if (connection.value.state !== "live") seen = null;
       else if (place !== null && place !== "busy" && place !== seen) {
-        const turn = untracked(() => lastTurn(desk.id));
-        untracked(() => follow(desk, place, turn, seen === null || turn !== began));
-        [seen, began] = [place, turn];
+        untracked(() => follow(desk, place, seen === null));
+        seen = place;
       }
     }),
     effect(() => {
@@ -98,7 +99,7 @@ export function attend(desk) {
       later = setTimeout(() => desk.lens.forget(news.data.layer), GATHERED_MS);
     }),
     effect(() => {
-      const last = Math.max(desk.session.value?.checkpoint?.created_at ?? 0, lastTurn(desk.id)?.data.time ?? 0);
+      const last = Math.max(desk.session.value?.checkpoint?.created_at ?? 0, lastTurn(desk.id)?.time ?? 0);
       if (last > desk.comparison.peek()?.time) desk.comparison.value = null; // it belongs to one pause
     }),
     () => clearTimeout(later),
@@ -107,9 +108,8 @@ export function attend(desk) {
   return () => stops.forEach((stop) => stop());
 }
 
-/** The news of the last turn's beginning, which tells one turn from another; undefined if there was none. */
-const lastTurn = (id) =>
-  happeningsOf(id).value.findLast(({ name, data }) => name === "turn" && data.status === "begun");
+/** The news of the last turn's beginning; undefined if there was none. */
+const lastTurn = (id) => happeningsOf(id).value.findLast(({ name, data }) => name === "turn" && data.status === "begun");
 
 /** What tells one place of a session from another: a string that changes as its turn goes on. */
 function placeOf(view) {
@@ -120,21 +120,22 @@ function placeOf(view) {
   return `${state} ${tokens} ${used_at}`;
 }
 
-/** At each new place there are other breakpoints (those for once are gone), and more to see. `isAnew` says that the
- * session may have been rewound since the last place, even to come to the same tokens by other edits. */
-function follow(desk, place, turn, isAnew) {
-  const { checkpoint, tokens } = desk.session.peek();
+/** At each new place there are other breakpoints (those for once are gone), and more to see. After another
+ * turn, or at first, the history may be another, even with the same tokens, by other edits. News of a turn of this page
+ * may come after its pause. */
+function follow(desk, place, isFirst) {
+  const { checkpoint, tokens, used_at } = desk.session.peek();
+  const isNext = Math.max(lastTurn(desk.id)?.time ?? 0, desk.turn.peek().began) > desk.at;
+  desk.at = checkpoint?.created_at ?? used_at;
   const end = checkpoint ? checkpoint.end : tokens;
   if (desk.preview.peek()?.place !== place) desk.preview.value = null;
   if (desk.cell.peek()?.position >= end) desk.cell.value = null; // the history has been cut
   showArmed(desk);
-  const pause = pauseOf(checkpoint, turn) ?? desk.pause;
-  desk.lens.show(end, server.peek()?.num_layers ?? 0, { isAnew, calls: pause !== desk.pause });
+  const pause = checkpoint ? `${checkpoint.first} ${end}` : desk.pause;
+  const calls = pause !== desk.pause || (checkpoint && isNext);
+  desk.lens.show(end, server.peek()?.num_layers ?? 0, { isAnew: isFirst || isNext, calls });
   desk.pause = pause;
 }
-
-/** What tells pauses at other tokens apart, but not those at other layers; null without one. */
-const pauseOf = (checkpoint, turn) => checkpoint && `${turn?.number} ${checkpoint.first} ${checkpoint.end}`;
 
 const showArmed = (desk) =>
   refresh(desk).catch((error) => desk.session.peek() !== null && say(`Breakpoints: ${error.message}`, "error", error));

@@ -106,7 +106,7 @@ function move(event, desk) {
   requestAnimationFrame(() => map.querySelector(".chosen").scrollIntoView({ block: "nearest", inline: "nearest" }));
 }
 
-/** Sizes in CSS pixels: those of model.css. Cells of a short history are wider, so that they fill the place. */
+/** Sizes in CSS pixels, as in model.css. Cells of a short history are wider. */
 const [LEAST_WIDTH, MOST_WIDTH] = [66, 132];
 const LADDER_WIDTH = 136;
 const CELL_HEIGHT = 22;

@@ -156,7 +156,7 @@ function drawn(text) {
 
 const CONTROLS = /([\x00-\x08\x0a-\x1f\x7f])/;
 
-/** The view may run for a moment after its tokens are here. */
+/** A view runs for a moment after its tokens are here. */
 function Streamed({ turn, view, shown }) {
   if (turn.running) return html`<${Own} turn=${turn} />`;
   if (shown < view.tokens && (view.state === "running" || view.state === "queued")) {

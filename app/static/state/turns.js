@@ -1,22 +1,23 @@
 // The turn that this page runs in each session. It goes on while another screen is open.
 import { computed, signal } from "@preact/signals";
 import { ApiError, call, stream } from "../lib/api.js";
+import { serverTime } from "../lib/clock.js";
 import { counted } from "../lib/format.js";
 import { FIRST_WAIT_MS, LONGEST_WAIT_MS } from "./connection.js";
 import { historyOf, loadHistory } from "./history.js";
 import { perSession } from "./per_key.js";
 import { sessionOf, stand } from "./sessions.js";
 
-const AT_REST = { running: false, verb: null, sent: "", text: "", pieces: [], error: null, over: null, usage: null, asked: null };
+const AT_REST = { running: false, verb: null, sent: "", text: "", pieces: [], error: null, over: null, usage: null, asked: null, began: 0 };
 
 /** The signal of it. `verb` is `generate` or `resume`, `sent` what the turn was asked, `text` what it has generated. While
  * it runs, `pieces` has `{ids, text}` of each event. `error` is why the last one failed. `over` says what became of a pause
  * that ended unheard. `usage` is what a paused turn has cost. `asked` is `{text, from, tell}`: the prompt, and the history's
- * length before it. `tell` is told whether the history has it, and answers whether this has changed its field. */
+ * length before it. `tell` is told whether the history has it, and answers whether this has changed its field. `began` is when it was sent. */
 export const turnOf = perSession(AT_REST);
 
-/** Most turns of this tab at once. Each has a connection while it runs, and a browser has six for a server: two are for
- * other calls, one is the live stream's. */
+/** Most turns of this tab at once. Each has one of a browser's six connections: two are for other calls, one for the live
+ * stream. */
 const MOST = 3;
 const under = signal(0);
 
@@ -68,7 +69,7 @@ async function run(id, verb, body, { sent = "", tell, onPiece }) {
     return;
   }
   under.value += 1;
-  const before = verb === "resume" ? turn.peek() : AT_REST;
+  const before = verb === "resume" ? turn.peek() : { ...AT_REST, began: serverTime() };
   const its = before.asked ?? { tell, text: sent.trim(), from: sessionOf(id).peek()?.tokens };
   turn.value = { ...before, running: true, verb, sent, error: null, over: null, usage: null, asked: its };
   const drawn = byFrame(showIn(turn));
