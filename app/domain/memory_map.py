@@ -56,7 +56,7 @@ class SessionMemory:
     """One session's KV: `blocks` that hold `computed_tokens` of its `tokens`, and the bytes of them in each tier.
 
     `bytes_out` and `bytes_in` have left and come back to the device since the session was opened, in `restores` moves.
-    A block takes `block_bytes`. The whole host tier has `host_room`.
+    A block takes `block_bytes`. The whole host tier has `host_room`. These and `counts` are not compared.
     """
 
     tokens: int = 0
@@ -69,9 +69,9 @@ class SessionMemory:
     bytes_out: int = 0
     bytes_in: int = 0
     restores: int = 0
-    block_bytes: int = 0
-    counts: BlockCounts = BlockCounts()
-    host_room: int = 0
+    block_bytes: int = field(default=0, compare=False)
+    counts: BlockCounts = field(default=BlockCounts(), compare=False)
+    host_room: int = field(default=0, compare=False)
 
     def grown(self, tokens: int) -> Self:
         """The same once a turn has decoded to a history of so many tokens. Only KV on the device grows. While a prompt

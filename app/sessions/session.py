@@ -414,8 +414,8 @@ class Session:
         """Note where its KV is."""
         if self.trace is not None:
             self.trace.placed(kv)
-        if kv != self.placed:
-            self.placed = kv
+        before, self.placed = self.placed, kv
+        if kv != before:
             self.watcher.changed(self)
 
     def begin(self, turn: Turn, history: array[int], max_tokens: int) -> None:
