@@ -1,4 +1,4 @@
-// Steering: a direction from two prompts, how strong it is added after a layer, and the reply with it beside the one without.
+// Steering: a direction from two prompts, how strong it is added after a layer, and replies with it and without.
 import { useEffect } from "preact/hooks";
 import { call, download, need, scratch, stream } from "../lib/api.js";
 import { called, literal, pythonOf } from "../lib/code.js";

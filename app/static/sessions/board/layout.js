@@ -1,4 +1,4 @@
-// Where each session is drawn in each lane. All lanes have one scale: a session is as large on the disk as on the device.
+// Where each session is drawn in each lane. All lanes have one scale.
 import { TIERS, bytesIn } from "../looks.js";
 
 /** Pixels of one column. */
