@@ -19,7 +19,7 @@ from app.web.idempotency import IdempotencyMiddleware
 from app.web.sse import disconnected
 from tests.conftest import ServeWith
 from tests.durability.restarting import open_session
-from tests.durability.test_retries import history
+from tests.durability.test_kills import history
 from tests.errors import assert_error
 from tests.routers.generating import wait_until_idle
 from tests.serving import serve

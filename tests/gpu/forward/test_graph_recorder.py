@@ -1,4 +1,4 @@
-"""CUDA graphs on a CUDA device. When the engine replays is tested in test_graph_decode.py and test_graph_runs.py."""
+"""CUDA graphs on a CUDA device. When the engine replays is tested in test_graph_runs.py."""
 
 import random
 import threading
