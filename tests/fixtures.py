@@ -20,7 +20,7 @@ from app.gpu.forward.forward import Runner
 from app.routers.dependencies import Services
 from tests.conftest import ServeWith
 from tests.openai.reference import save_tiny_model
-from tests.serving import running_services, serve
+from tests.serving import own_server, running_services, serve
 
 
 @pytest.fixture(scope="session")
@@ -56,12 +56,7 @@ def http(server_url: str) -> Iterator[httpx.Client]:
 def serve_with() -> Iterator[ServeWith]:
     """Starts a server with settings of one's own and returns a client of it; both end with the test."""
     with ExitStack() as ends:
-
-        def start(**changed: Any) -> httpx.Client:
-            url = ends.enter_context(serve(**changed))
-            return ends.enter_context(httpx.Client(base_url=url, timeout=30))
-
-        yield start
+        yield lambda **changed: ends.enter_context(own_server(**changed))
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
+import httpx
 import uvicorn
 
 from app.main import load_app
@@ -106,6 +107,13 @@ def serve(*, clock: Callable[[], float] = time.time, port: int = 0, **changed: A
     )
     with PromptServer(config).in_thread() as url:
         yield url
+
+
+@contextmanager
+def own_server(**changed: Any) -> Iterator[httpx.Client]:
+    """A client of a server with these settings."""
+    with serve(**changed) as url, httpx.Client(base_url=url, timeout=30) as http:
+        yield http
 
 
 @asynccontextmanager

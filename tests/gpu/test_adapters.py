@@ -20,8 +20,7 @@ from tests.adapters import make_adapter
 from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.driving import BLOCK, GREEDY, cpu_settings
 from tests.gpu.models.oracle import CASES, build_model, save_model, tiny_config
-from tests.gpu.oracle import greedy_after, greedy_tokens
-from tests.gpu.tiny_engine import make_engine, model, oracle, prompt
+from tests.gpu.tiny_engine import greedy_after, greedy_tokens, make_engine, model, oracle, prompt
 
 __all__ = ["model", "oracle"]
 

@@ -15,8 +15,8 @@ from app.gpu.device.hardware import DeviceLost
 from app.messages import Cancel, Event, Failed, Open, PromptScored, Rewind, Submit, Token, TurnFinished
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import GREEDY, Driver
-from tests.gpu.oracle import greedy_tokens as expected
 from tests.gpu.tiny_engine import BLOCK, driver, make_engine, model, oracle, prompt
+from tests.gpu.tiny_engine import greedy_tokens as expected
 
 __all__ = ["driver", "model", "oracle"]
 

@@ -13,7 +13,7 @@ from tests.errors import assert_error
 from tests.events.streaming import reading
 from tests.routers.breakpoints.pausing import generate, open_session
 from tests.routers.generating import CONTEXT, GREEDY, PROMPT, in_tier, streaming, wait_for
-from tests.serving import serve
+from tests.serving import own_server
 from tests.tenants.tenant_files import tenant, write_tenants
 
 
@@ -135,10 +135,7 @@ def look(http: httpx.Client, session: str) -> list[int]:
 
 def test_kv_of_a_running_turn_grows_wherever_one_looks(roomy_model: Path, tmp_path: Path) -> None:
     file = write_tenants(tmp_path / "tenants.json", tenant("acme"), tenant("olga", role="operator"))
-    with (
-        serve(model=str(roomy_model), max_model_len=8192, kv_device=64 << 20, tenants=file) as url,
-        httpx.Client(base_url=url, timeout=60) as http,
-    ):
+    with own_server(model=str(roomy_model), max_model_len=8192, kv_device=64 << 20, tenants=file) as http:
         session = http.post("/v1/sessions", headers=ACME).json()["id"]
         block = http.get("/v1/memory", headers=OLGA).json()["data"]
         body = {"token_ids": [5, 6, 7], "max_tokens": 8000, "ignore_eos": True, "stream": True}

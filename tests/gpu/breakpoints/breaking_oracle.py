@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from app.domain.breakpoints import Edit, EditOp, TensorData, TensorParts
 from app.gpu.device.hardware import dtype_name
 from tests.gpu.models.oracle import expect
-from tests.gpu.oracle import greedy_tokens
+from tests.gpu.tiny_engine import greedy_tokens
 
 Where = Callable[[int, int], bool]
 """Of a position and the token that stands there."""

@@ -29,7 +29,7 @@ from tests.gpu.forward.recording import CPU, FakeRecorder, PaddedAttention, tiny
 from tests.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.models.driving import Drive
 from tests.gpu.models.oracle import build_model, expect, save_model, tiny_config
-from tests.gpu.oracle import greedy_tokens
+from tests.gpu.tiny_engine import greedy_tokens
 
 __all__ = ["tiny"]
 

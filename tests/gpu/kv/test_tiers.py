@@ -14,8 +14,8 @@ from app.gpu.state.kv_header import KVFileHeader, KVIdentity
 from app.messages import FreeHost, SetPhase
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import Driver
-from tests.gpu.oracle import greedy_tokens as expected
 from tests.gpu.tiny_engine import BLOCK, make_engine, model, oracle, prompt
+from tests.gpu.tiny_engine import greedy_tokens as expected
 
 __all__ = ["model", "oracle"]
 

@@ -15,9 +15,8 @@ from app.model_store.resolve import ResolvedModel
 from app.wire.memory import MemoryEstimate
 from tests.gpu.driving import Driver
 from tests.gpu.kv.tiering import Bench
-from tests.gpu.oracle import greedy_tokens
 from tests.gpu.tiny_engine import BLOCK as SMALL_BLOCK
-from tests.gpu.tiny_engine import FULL, SLIDING, make_engine, make_windowed, oracle, prompt
+from tests.gpu.tiny_engine import FULL, SLIDING, greedy_tokens, make_engine, make_windowed, oracle, prompt
 
 __all__ = ["oracle"]
 

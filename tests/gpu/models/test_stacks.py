@@ -31,7 +31,7 @@ from app.model_store.resolve import ResolvedModel
 from tests.gpu.kernels.attention.reference import ReferenceAttention
 from tests.gpu.models.driving import Drive, assert_agrees
 from tests.gpu.models.oracle import BY_ROWS, CASES, VOCAB, build_model, expect, save_model, tiny_config
-from tests.gpu.oracle import RoundingCache
+from tests.gpu.tiny_engine import RoundingCache
 
 CPU = torch.device("cpu")
 

@@ -18,8 +18,7 @@ from app.model_store.resolve import resolve
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import TinyModel, make_tiny, prompt
 from tests.gpu.models.oracle import VOCAB
-from tests.gpu.oracle import greedy_tokens
-from tests.gpu.tiny_engine import make_engine
+from tests.gpu.tiny_engine import greedy_tokens, make_engine
 from tests.grammars.schemas import json_grammar, random_schema, regex
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(600)]

@@ -10,8 +10,7 @@ from app.domain.values import KVPolicy, Ticket, Tier
 from app.gpu.planning.admission import SLICE_STEPS
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import Driver
-from tests.gpu.oracle import greedy_tokens
-from tests.gpu.tiny_engine import BLOCK, driver, make_engine, model, oracle, prompt
+from tests.gpu.tiny_engine import BLOCK, driver, greedy_tokens, make_engine, model, oracle, prompt
 
 __all__ = ["driver", "model", "oracle"]
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -21,7 +21,7 @@ from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, make_tiny, prompt
 from tests.gpu.breakpoints.breaking_oracle import tensor_of
 from tests.gpu.conversations import CROWD, same
-from tests.gpu.oracle import greedy_tokens
+from tests.gpu.tiny_engine import greedy_tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TIERS: dict[str, Any] = {"host_blocks": 100, "policy": KVPolicy.SIGNAL}

@@ -32,8 +32,7 @@ from app.model_store.resolve import ResolvedModel, resolve
 from app.settings import DRAFT_TOKENS, Settings
 from tests.gpu.driving import Driver
 from tests.gpu.models.oracle import CASES, build_model, save_model, tiny_config
-from tests.gpu.oracle import greedy_tokens
-from tests.gpu.tiny_engine import make_engine, model, prompt
+from tests.gpu.tiny_engine import greedy_tokens, make_engine, model, prompt
 
 __all__ = ["model"]
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -31,7 +31,7 @@ from tests.gpu.kernels.attention.drawing import (
     needs_triton,
 )
 from tests.gpu.kernels.attention.reference import ReferenceAttention
-from tests.gpu.oracle import rounded
+from tests.gpu.tiny_engine import rounded
 
 ROWS = [(8, 1), (16, 1), (0, 1), (9, 5), (0, 8), (19, 2)]
 BLOCK_SIZE = 4

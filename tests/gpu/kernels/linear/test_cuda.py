@@ -24,7 +24,7 @@ from app.gpu.kernels.linear.triton_matmul import (
     round_rows,
 )
 from tests.gpu.kernels.linear.blocks import GROUPED, draw_groups
-from tests.gpu.oracle import rounded
+from tests.gpu.tiny_engine import rounded
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
