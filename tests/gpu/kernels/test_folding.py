@@ -6,7 +6,6 @@ products of rows that are grouped by expert. Whole layers are beside Transformer
 
 from dataclasses import replace
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -187,7 +186,6 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 HALF = torch.bfloat16 if ON_GPU else torch.float16
 """The interpreter cannot multiply bfloat16."""
 EXPERTS, OUTPUTS, INPUTS, VISITS = 12, 70, 64, 3
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 
 ROUTINGS: dict[str, dict[str, Any]] = {

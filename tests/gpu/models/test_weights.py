@@ -40,7 +40,7 @@ from tests.gpu.models.test_stacks import sequence
 
 CPU = torch.device("cpu")
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "olmo2", "phi3", "gpt2", "mixtral", "glm4", "glm4_moe", "gemma2")
-STORED = [case for case, fields in CASES.items() if fields["model_type"] in _FAMILIES]
+OF_FAMILIES = [case for case, fields in CASES.items() if fields["model_type"] in _FAMILIES]
 STORED = [
     "llama",
     "llama-tied-biased-wide-heads",
@@ -178,7 +178,7 @@ def assert_agrees_with(oracle: torch.nn.Module, stack: LayerStack, tolerance: fl
 @pytest.mark.parametrize(
     ("case", "vocab_size", "dtype", "batch_invariant"),
     [
-        *((case, WIDE, FLOAT32, False) for case in [*STORED, "smollm3", "qwen3_5", "lfm2"]),
+        *((case, WIDE, FLOAT32, False) for case in [*OF_FAMILIES, "smollm3", "qwen3_5", "lfm2"]),
         *((case, VOCAB, FLOAT32, False) for case in ("llama", "gpt2")),
         *((case, WIDE, dtype, False) for case in ("llama", "gpt2") for dtype in (torch.bfloat16, torch.float16)),
         ("qwen2", WIDE, FLOAT32, True),

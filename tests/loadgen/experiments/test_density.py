@@ -203,9 +203,9 @@ def test_the_bounds_of_a_median_are_those_of_the_tables(pairs: int, first: int, 
     assert (found.low, found.high) == (first, last)
 
 
-SEQUENCES, TOKENS, CONTEXT, OTHERS, REPEATS = 2, 24, 20, 3, 2
+SEQUENCES, TOKENS, PROMPT, OTHERS, REPEATS = 2, 24, 20, 3, 2
 PAUSED_LOAD = f"""
-    --sequences {SEQUENCES} --tokens {TOKENS} --context {CONTEXT} --others {OTHERS} --repeats {REPEATS}
+    --sequences {SEQUENCES} --tokens {TOKENS} --context {PROMPT} --others {OTHERS} --repeats {REPEATS}
     --pause-seconds 0.4 --scale 0.2 --seed 3
 """.split()
 
