@@ -310,7 +310,7 @@ def chat_of(system: str | Sequence[SystemBlock] | None, messages: Sequence[Messa
                 last |= each
             else:
                 chat.append(each)
-    return chat
+    return chat or [{"role": "system", "content": ""}]
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:

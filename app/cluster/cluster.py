@@ -85,8 +85,7 @@ class Cluster:
 
     async def _tell(self, require_ready: Callable[[], None]) -> None:
         """Keep telling the others how this replica is."""
-        load, told_at = Load(0.0, 0), -SAY_S
-        loop = asyncio.get_running_loop()
+        load, told_at, loop = Load(0.0, 0), -SAY_S, asyncio.get_running_loop()
         while True:
             is_ready = False
             try:
@@ -100,6 +99,7 @@ class Cluster:
                     is_ready = True
             except Exception:
                 logger.exception("this replica could not look how it is; it tries again")
+                await asyncio.sleep(SAY_S)
             self.membership.say(ready=is_ready, left=self.draining.is_over, load=load)
             await asyncio.sleep(SAY_SOON_S)
 

@@ -56,9 +56,7 @@ class Gathered:
     """Used on the event loop only."""
 
     def __init__(self, fleet: Fleet, owners: Owners, hops: Hops) -> None:
-        self._fleet = fleet
-        self._owners = owners
-        self._hops = hops
+        self._fleet, self._owners, self._hops = fleet, owners, hops
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a GET. If this replica refuses it, the client gets that answer. If it fails, its part is missing."""
@@ -80,6 +78,7 @@ class Gathered:
         for replica, (answer, page) in told.items():
             if answer.status_code == 200:
                 try:
+                    merged([page, page])  # what is of no use may show beside others only
                     whole = merged([*parts.values(), page])
                     parts[replica.name] = page
                 except DAMAGED as error:
@@ -198,7 +197,11 @@ class Gathered:
                 parts[name] = event.view
                 if len(parts) < len(first):
                     continue
-                data = orjson.dumps(merged(list(parts.values())))
+                try:
+                    data = orjson.dumps(merged(list(parts.values())))
+                except DAMAGED as error:  # such as figures of another version
+                    logger.warning("figures of replicas do not go together: %s: %r", event.name, error)
+                    continue
             yield sse_event(event.name, data, joined_id(ids) if has_id else None)
 
 

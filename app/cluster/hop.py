@@ -248,7 +248,7 @@ class Hops:
         self, replicas: Sequence[Replica], scope: Scope, path: bytes, patience_s: float
     ) -> dict[Replica, tuple[Response, dict[str, Any]]]:
         """The replicas' answers to a GET in the name of the client whose request has that `scope`, and the objects that
-        their JSON has. A replica that gives none within `patience_s` seconds is left out.
+        their JSON has. A replica that gives none within `patience_s` seconds, or no JSON object, is left out.
         """
         raw_path, _, query = path.partition(b"?")
         headers = [each for each in scope["headers"] if not each[0].startswith(NOT_OF_A_GET)]

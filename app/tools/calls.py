@@ -150,13 +150,18 @@ _ESCAPED = {"\r": r"\r", "\n": r"\n"}
 def _pythonic(text: str, tools: Mapping[str, Tool]) -> Calls | None:
     if len(text) > MAX_PYTHON:
         return None
-    text = _STRING.sub(lambda found: _LINES.sub(lambda each: _ESCAPED.get(each[0], each[0]), found[0]), text)
-    try:
-        tree = ast.parse(text if text.startswith("[") else f"[{text}]", mode="eval").body
-        assert isinstance(tree, ast.List)
-        return [_python_call(each, tools) for each in tree.elts] or None
-    except (SyntaxError, ValueError, TypeError, AssertionError, MemoryError, RecursionError):
-        return None
+    text = text if text.startswith("[") else f"[{text}]"
+    escaped = _STRING.sub(lambda found: _LINES.sub(lambda each: _ESCAPED.get(each[0], each[0]), found[0]), text)
+    for written in (text, escaped):  # a comment may have an apostrophe, which begins no text
+        try:
+            tree = ast.parse(written, mode="eval").body
+            assert isinstance(tree, ast.List)
+            return [_python_call(each, tools) for each in tree.elts] or None
+        except SyntaxError:
+            continue
+        except (ValueError, TypeError, AssertionError, MemoryError, RecursionError):
+            return None
+    return None
 
 
 def _python_call(call: ast.expr, tools: Mapping[str, Tool]) -> tuple[str, str]:

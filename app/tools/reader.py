@@ -106,8 +106,8 @@ class AnswerReader:
 
     def finish(self, *, cut: bool = False, stop: str | None = None) -> Iterator[Piece]:
         """What is left when no more text comes. `cut`: the model had not ended, so the beginning of a call is none of
-        the content. Nor is it where a `stop` string has ended the text, but a call that lacks no more than what marks
-        its end is whole.
+        the content. Nor is a call in which a `stop` string has ended the text, but one that lacks no more than what
+        marks its end is whole.
         """
         self._stop = stop
         return self._told(self._finish(cut))

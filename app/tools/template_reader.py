@@ -75,8 +75,11 @@ class TemplateReader(AnswerReader):
     def finish(self, *, cut: bool = False, stop: str | None = None) -> Iterator[Piece]:
         yield from _joined(self._feed(self._text))
         if stop is not None:
-            close = self._template.fields[CALLS].close_re if self._in_calls else None
-            cut = close is None or close.search("".join(self._unread)[-MAX_CLOSE:] + stop) is None
+            calls, held = self._template.fields[CALLS], "".join(self._unread)
+            found = None if calls.open_re is None else calls.open_re.search(held, partial=True)
+            begins = self._in_calls or (found is not None and len(found[0].strip()) > 1)  # one character is text
+            is_whole = calls.close_re is not None and calls.close_re.search(held[-MAX_CLOSE:] + stop) is not None
+            cut = begins and not is_whole
         if self._parser is not None and cut and self._held:
             self._is_cut = self._in_calls
             self._speech.drop_space()

@@ -197,13 +197,10 @@ class StructuredOutputs(WireModel):
 
 
 def schema_text(schema: dict[str, Any] | str) -> str:
-    """A JSON schema as text, `without_silent` keywords. Its properties keep their order, which is the answer's."""
-    try:
-        read = json.loads(schema) if isinstance(schema, str) else schema
-    except ValueError:  # which its compilation tells
-        read = schema
-    said = without_silent(read)
-    return schema if isinstance(schema, str) and said == read else json.dumps(said)
+    """A JSON schema as text, `without_silent` keywords; one that is a text stays as it is. Its properties keep their
+    order, which is the answer's.
+    """
+    return schema if isinstance(schema, str) else json.dumps(without_silent(schema))
 
 
 def json_form(schema: dict[str, Any] | None, field: str) -> Grammar:

@@ -192,6 +192,7 @@ def test_what_no_model_here_can_use_is_left_out_and_named(http: httpx.Client, pa
             counts = [usage["input_tokens"] + usage.get("cache_read_input_tokens", 0) for usage in usages]
             assert counts[0] == counts[1], (place, content)
     assert "x-djinn-ignored" not in ask(thinking={"type": "disabled"}).headers
+    assert ask(messages=[{"role": "system", "content": []}]).status_code == 200
 
 
 def test_images_and_documents_are_left_out_by_a_text_and_tools_that_were_found_are_named(http: httpx.Client) -> None:

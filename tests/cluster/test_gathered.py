@@ -22,6 +22,10 @@ from tests.events.streaming import ids, reading
 from tests.waiting import wait_until
 
 KEY = "k" * 32
+ODD = {
+    "/v1/events": b"event: snapshot\ndata: 7\n\n",
+    "/v1/sessions": b'{"data": [{"id": "x", "used_at": null}], "has_more": false}',
+}
 
 
 @pytest.fixture(params=["a", "b"])
@@ -88,7 +92,7 @@ def test_a_list_says_who_is_missing(path: str) -> None:
 
     known = Known({}, known=set("abcde"))
     busy, damaged = serving_stub(error_response(503, "fenced")), serving_stub(Response(b"{"))
-    odd = serving_stub(Response(b"event: snapshot\ndata: 7\n\n" if path == "/v1/events" else b'{"data": [7]}'))
+    odd = serving_stub(Response(ODD.get(path, b'{"data": [7]}')))
     with busy as b, damaged as c, odd as e, httpx.Client() as http:
         with serving_door({"b": b, "c": c, "e": e}, known, inside) as door:
             answer = http.get(f"{door.url}{path}")

@@ -268,6 +268,8 @@ def test_a_stop_string_in_a_call_leaves_no_markup_and_one_at_its_end_the_call(na
         assert [each[0] for each in told] == ["", "", ""]
         is_whole = stop == form.end_marker or stop not in text
         assert (told[0][2], told[1][2]) == (("tool_calls", "tool_use") if is_whole else ("stop", "stop_sequence"))
+        told = asyncio.run(tell(new_answer, "so <", 2, cut=False, stop=stop))
+        assert [each[0] for each in told] == ["so <"] * 3, "no call"
 
 
 odd_text = st.text(st.sampled_from('ab_ \n<>{}[]"|:`é'), max_size=24)

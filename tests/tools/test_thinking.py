@@ -240,6 +240,7 @@ EDIT = Tool("edit", None, {"properties": PARAMETERS, "$defs": {"E": {"allOf": [{
         ("qwen3_coder", CODED.replace("3<", "3e999<"), {"text": "1\n2", "n": "3e999"}),
         ("qwen3_coder", CODED.replace("=n", "=e"), {"text": "1\n2", "e": 3}),
         ("lfm2", '<|tool_call_start|>[f(a="1\n2", **{"b": 1})]<|tool_call_end|>', {"a": "1\n2", "b": 1}),
+        ("lfm2", "<|tool_call_start|>[f(a='x', # it's\n b=1)]<|tool_call_end|>", {"a": "x", "b": 1}),
         ("qwen3_coder", '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', {"a": 1}),
         ("qwen3_coder", "<tool_call><function=f><parameter=a>\n  x\n</parameter></function>", {"a": "  x"}),
     ],

@@ -137,7 +137,7 @@ encode = msgspec.msgpack.encode
 
 
 async def ask(hops: Hops, peer: Replica, question: Question) -> Answer:
-    """Whether the other server has the session. Raises `PeerAway` if nothing certain comes back, `PeerStranger`."""
+    """Whether the other server has the session. Raises as `connect`; `PeerAway`: nothing certain comes back."""
     status, said, _ = await _exchange(hops, peer, SETTLE, encode(question))
     if status != HTTPStatus.OK:
         raise PeerAway(f"{peer.name} answers with status {status}")
@@ -147,7 +147,7 @@ async def ask(hops: Hops, peer: Replica, question: Question) -> Answer:
 async def connect(hops: Hops, peer: Replica, path: str, offer: msgspec.Struct) -> tuple[socket.socket, str]:
     """Offer something that is to go from engine to engine. Returns the connection, which the other server hands to its
     engine, and what that server says. Nothing arrives on it before something is sent. Raises the other server's
-    refusal, `PeerAway`, `PeerStranger`.
+    refusal, `PeerAway`, `PeerStranger`, `PeerMismatch`.
     """
     status, said, connection = await _exchange(hops, peer, path, encode(offer))
     if connection is None:
