@@ -7,6 +7,7 @@ import socket
 import struct
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -114,6 +115,7 @@ def test_an_agent_mends_a_bug(tmp_path: Path, name: str) -> None:
             options: Any = {"cwd": work, "env": environment, "stdin": subprocess.DEVNULL, "timeout": 300}
             done = subprocess.run([*map(filled, command)], **options, capture_output=True, text=True, check=False)
             assert (done.returncode, (work / "calc.py").read_text()) == (0, MENDED), done.stdout + done.stderr
+            time.sleep(1)  # news takes up to 0.4 s
 
         with turns_of(server.url) as turns:
             run([*agent.command, TASK])
