@@ -201,8 +201,8 @@ def _check(path: Path) -> Finding:
 
 
 def check_model(settings: Settings) -> Finding:
-    """One line about what `settings.model` would take of this machine, and how it would run. No weight is loaded: its
-    tokenizer, and the names and sizes of all its tensors are read; one that is fetched or converted first, is.
+    """One line about what `settings.model` would take of this machine, and how it would run. It loads no weights: it
+    reads the tokenizer, and the names and sizes of all tensors. It fetches or converts the model first where needed.
     """
     from app.gpu.device.hardware import dtype_name  # these import all that a model needs
     from app.gpu.models import can_be_streamed

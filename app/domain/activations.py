@@ -246,7 +246,7 @@ class Dictionary:
     width: int
     features: int
     writes: Point
-    """Of the same layer: `point`, but for transcoders."""
+    """A point of the same layer. Only a transcoder writes to another one than `point`."""
     k: int | None = None
     neuronpedia_id: str | None = None
 

@@ -155,7 +155,7 @@ def take_folder(store: JournalStore, lock: FolderLock, length_s: float, *, share
     of a network.
 
     A former holder on this machine that has let go of the lock is dead, so its lease is no more, unless the folder is
-    shared: one machine may have it twice, and each time with locks of its own. Raises
+    shared: a machine may have mounted it twice, and each mount has its own locks. Raises
     `FieldOutOfRange` if another server has the lock, and is on this machine or has no lease. Raises it too if there is
     no room for what a lease needs: then none is taken.
     """

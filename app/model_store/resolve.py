@@ -143,7 +143,7 @@ def load_tokenizer(model: ResolvedModel) -> ModelTokenizer:
     """The tokenizer in the model's folder, or the byte-level one if its weights are random.
 
     Raises BrokenModel if the folder has no tokenizer that the `tokenizers` library can run, or one that has more tokens
-    than the model. Added tokens do not count: some models, such as Gemma 3, name one that they have no use for.
+    than the model. Added tokens do not count: some models, such as Gemma 3, name one that they never use.
     """
     if model.folder is None:
         return byte_tokenizer(model.config.vocab_size)

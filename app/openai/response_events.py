@@ -364,7 +364,7 @@ class BackgroundResponses:
         self._running = Tasks()
 
     def begin(self, response_id: str, events: AsyncGenerator[Event, None], cleanup: AsyncExitStack) -> Followed:
-        """Read the events of a response to their end, whoever follows them, and unwind `cleanup` then."""
+        """Read the events of a response to their end, even if no client follows them. Then unwind `cleanup`."""
         followed = Followed()
         self._followed[response_id] = followed
         self._running.start(self._read(response_id, events, cleanup))

@@ -188,8 +188,8 @@ async def guard_host(executor: EngineExecutor, table: SessionTable, quotas: Quot
 
 
 def beyond(sessions: Collection[Session], limit: int) -> Iterator[Session]:
-    """Sessions whose KV must leave for the others to have `limit` bytes in host memory at most. A session with a turn
-    and one that was promised its place keep theirs.
+    """Sessions whose KV must leave for the others to have `limit` bytes in host memory at most. Sessions
+    with a turn, and guaranteed ones, keep theirs.
     """
     used = sum(session.kv.host_bytes for session in sessions)
     for session in sorted(sessions, key=lambda each: each.used_at):

@@ -161,7 +161,7 @@ class Draining:
             self._tries[session.id, ""] += 1
             may_move = self._tries[session.id, ""] < MOST_DISTURBED
             self._not_before[session.id] = time.monotonic() + DISTURBED_S if may_move else math.inf
-        except Exception as error:  # also what nobody has foreseen: else the session would be tried without end
+        except Exception as error:  # of any kind: otherwise the drain would offer the session without end
             logger.warning("drain: a session stays: %s", error, exc_info=not isinstance(error, DjinnError), extra=about)
             self._not_before[session.id] = math.inf
         else:

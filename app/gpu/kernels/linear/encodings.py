@@ -147,7 +147,7 @@ class Codes(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Grouped:
     """The kind of a `BlockMatrix`. `values` is the type to which weights are rounded, float32 if they are not; `scales`
-    is one that has every scale exactly.
+    is a type that holds every scale exactly.
     """
 
     codes: Codes
