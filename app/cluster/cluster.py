@@ -87,7 +87,7 @@ class Cluster:
         """Keep telling the others how this replica is."""
         load, told_at, loop = Load(0.0, 0), -SAY_S, asyncio.get_running_loop()
         while True:
-            is_ready = False
+            is_ready, pause_s = False, SAY_SOON_S
             try:
                 if loop.time() - told_at >= SAY_S:
                     told_at = loop.time()
@@ -99,9 +99,9 @@ class Cluster:
                     is_ready = True
             except Exception:
                 logger.exception("this replica could not look how it is; it tries again")
-                await asyncio.sleep(SAY_S)
+                pause_s = SAY_S
             self.membership.say(ready=is_ready, left=self.draining.is_over, load=load)
-            await asyncio.sleep(SAY_SOON_S)
+            await asyncio.sleep(pause_s)
 
     def _count(self, state: State) -> int:
         """How many replicas are in that state, of all that may have sessions."""

@@ -4,9 +4,10 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from msgspec.structs import replace
@@ -106,8 +107,10 @@ async def test_one_that_says_nothing_goes_and_knows_it_when_it_wakes(another: An
 
 
 async def test_whatever_fails_in_a_look_at_oneself_one_goes_on_telling(caplog: pytest.LogCaptureFixture) -> None:
-    one: Any = Mock()  # whose memory cannot be awaited
-    telling = asyncio.create_task(Cluster._tell(one, Mock()))
+    one: Any = Mock()
+    one._registry.memory = AsyncMock(side_effect=TimeoutError)  # expected: the last load holds
+    looks = chain([RuntimeError("damaged")], repeat(None))
+    telling = asyncio.create_task(Cluster._tell(one, Mock(side_effect=looks)))
     await until(lambda: one.membership.say.call_count > 1)
     telling.cancel()
     assert [each.kwargs["ready"] for each in one.membership.say.call_args_list[:2]] == [False, True]
