@@ -203,6 +203,7 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "engine_error": ServerError,
     "engine_restarting": ServerError,
     "engine_stalled": ServerError,
+    "server_restarted": ServerError,
     "weights_lost": ServerError,
     "internal_error": ServerError,
 }

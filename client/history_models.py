@@ -41,7 +41,7 @@ class TimelineEntry(Answer):
     id: int
     at: float
     kind: str
-    """`opened`, `restored`, `arrived`, `turn`, `paused`, `phase`, `moved`, `departed` or `closed`."""
+    """`opened`, `restored`, `arrived`, `turn`, `paused`, `resumed`, `phase`, `moved`, `departed` or `closed`."""
     tokens: int | None = None
     status: Literal["finished", "failed"] | None = None
     finish_reason: str | None = None

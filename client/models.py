@@ -10,7 +10,7 @@ SessionState = Literal["idle", "queued", "running", "paused", "closed"]
 Phase = Literal["compute", "io_wait", "ready", "idle"]
 Residency = Literal["best_effort", "guaranteed"]
 Tier = Literal["device", "to_host", "host", "to_disk", "disk", "to_device"]
-FinishReason = Literal["stop", "length", "cancelled", "probe"]
+FinishReason = Literal["stop", "length", "cancelled", "probe", "shutdown"]
 
 TINTS = {"device": "#12636c", "host": "#8a5a00", "disk": "#5d4b9a", "paused": "#5d4b9a", "other": "#1d6b3a"}
 """Colours of tiers and states in pictures, those of the server's page."""
@@ -129,12 +129,24 @@ class ForkPoint(Answer):
     tokens: int
 
 
+class InterruptedTurn(Answer):
+    """A turn that paused `at` that time, in Unix seconds, and that a restart of the server ended. So many tokens of the
+    history were lost with it.
+    """
+
+    at: float
+    layer: int
+    point: str
+    tokens_lost: int
+
+
 class SessionInfo(Answer):
     """A session as it was when the server answered. `tokens` is the length of its history; times are Unix seconds.
 
-    `checkpoint` is there while it is paused; `breakpoints` are ids of those that are armed. `used_at` is when a turn
-    last began, paused or ended, or items came to its conversation. `tenant` is whose it is, None on a
-    server without keys. `adapter` is the LoRA adapter that it is computed with, None for the base alone.
+    `checkpoint` is there while it is paused, `interrupted_turn` from a restart that ended a pause to the next turn;
+    `breakpoints` are ids of those that are armed. `used_at` is when a turn last began, paused or ended, or items came
+    to its conversation. `tenant` is whose it is, None on a server without keys. `adapter` is the LoRA adapter that it
+    is computed with, None for the base alone.
     """
 
     id: str
@@ -146,6 +158,7 @@ class SessionInfo(Answer):
     tokens: int
     kv: KV
     checkpoint: CheckpointInfo | None
+    interrupted_turn: InterruptedTurn | None
     breakpoints: tuple[str, ...]
     usage: SessionUsage
     forked_from: ForkPoint | None
@@ -234,7 +247,9 @@ class Detokenized(Answer):
 
 
 class Version(Answer):
-    """What runs on the server. The model computes in `dtype`, and its KV is kept as `kv_dtype`."""
+    """What runs on the server. The model computes in `dtype`, and its KV is kept as `kv_dtype`. `chat`: it has a chat
+    template.
+    """
 
     version: str
     model: str
@@ -245,6 +260,7 @@ class Version(Answer):
     hidden_size: int
     vocab_size: int
     max_model_len: int
+    chat: bool
 
 
 class Health(Answer):

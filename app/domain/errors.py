@@ -373,6 +373,13 @@ class EngineRestarting(EngineAway, code="engine_restarting"):
         super().__init__(f"the engine is being started again, repeat the request in a few seconds: {reason}")
 
 
+class ServerRestarted(DjinnError, status=503, code="server_restarted"):
+    """The server was killed while the turn was paused, and has been started again."""
+
+    def __init__(self) -> None:
+        super().__init__("the server was started again, and the turn that was paused is lost")
+
+
 class EngineStalled(EngineAway, code="engine_stalled"):
     """The engine lives, but makes no progress. A turn that has failed with this has left its session as it was.
 

@@ -127,6 +127,8 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
     PROBE = "probe"
     """A probe found more than it may."""
+    SHUTDOWN = "shutdown"
+    """It was paused, and the server ended: nobody could have resumed it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import Any
 
 from app.domain.activations import CheckpointInfo
 from app.domain.errors import JournalUnavailable
-from app.domain.values import Phase, SessionId, Tier
+from app.domain.values import Phase, SessionId, SessionState, Tier
 from app.messages import Failed, Paused, TurnFinished
 from app.sessions.session import Session, Watcher
 
@@ -79,6 +79,7 @@ class _Seen:
     tier: Tier | None
     returns_at: float | None = None
     begun_at: float = 0.0
+    is_paused: bool = False
     late_s: float | None = None
 
 
@@ -123,6 +124,10 @@ class History(Watcher):
             seen.phase, seen.returns_at = session.phase, session.returns_at
             if session.phase is not Phase.COMPUTE:  # else the turn tells
                 self._note(session, "phase", phase=session.phase, returns_at=session.returns_at)
+        if seen.is_paused and session.state is not SessionState.PAUSED:
+            seen.is_paused = False
+            if session.state is SessionState.QUEUED and session.turn is not None and not session.turn.ending:
+                self._note(session, "resumed")
         if session.placed.tier is not seen.tier:
             self._note(session, "moved", tier=session.placed.tier, tokens=session.placed.tokens)
             seen.tier = session.placed.tier
@@ -160,7 +165,7 @@ class History(Watcher):
         if seen is None:
             return
         if isinstance(event, Paused):
-            info = event.checkpoint
+            info, seen.is_paused = event.checkpoint, True
             self._note(session, "paused", layer=info.layer, point=info.point)
             return
         usage = session.usage

@@ -7,13 +7,13 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from functools import partial
 
-from app.domain.errors import Busy, DjinnError, EngineAway, EngineRestarting, EngineStalled, NotFound
+from app.domain.errors import Busy, DjinnError, EngineAway, EngineRestarting, EngineStalled, NotFound, ServerRestarted
 from app.domain.memory_map import SessionMemory
-from app.domain.values import Phase, Quotas, Residency, SessionState
+from app.domain.values import FinishReason, Phase, Quotas, Residency, SessionState, Ticket
 from app.engine_process.executor import EngineExecutor
 from app.journal.journal import Journal
 from app.machine.budget import DiskRoom
-from app.messages import Close, FreeDisk, FreeHost, KeepKV, KeptKV, Restored, Rewind, SetPhase
+from app.messages import Close, Failed, FreeDisk, FreeHost, KeepKV, KeptKV, Restored, Rewind, SetPhase
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.table import SessionTable, has_expired
@@ -85,6 +85,10 @@ async def restore(registry: SessionRegistry, sessions: Iterable[Session]) -> Non
             registry.table.on_closed(session)
         else:
             registry.table.add(session)
+            if session.usage.paused is not None:
+                session.usage.interrupt(len(session.history))
+                registry.keeper.note(session)
+                session.watcher.stopped(session, Failed(Ticket(0), ServerRestarted()))
     with contextlib.suppress(EngineRestarting):  # the next engine opens them
         await reopen(registry)
     back = list(registry.table)
@@ -226,7 +230,7 @@ async def _end_turns(registry: SessionRegistry, timeout_s: float) -> None:
     busy = registry.table.busy
     paused = [each for each in busy if each[0].state is SessionState.PAUSED]
     for session, turn in paused:
-        registry.pauses.cancel(session, turn)
+        registry.pauses.cancel(session, turn, reason=FinishReason.SHUTDOWN)
     logger.info(
         "drain: turns that run or wait: %d, for at most %g s; paused ones, which are cancelled: %d",
         len(busy) - len(paused),

@@ -99,6 +99,7 @@ class Pauses:
         if made_by is not None:
             session.pause_limit = PauseLimit(made_by.timeout_s, made_by.on_timeout)
         self.wait(session, info)
+        self._keeper.note(session)  # a restart has to tell what it has ended
 
     def wait(self, session: Session, info: CheckpointInfo) -> None:
         """Start the timeout of the session's pause, as long as `Session.pause_limit` says."""
@@ -120,7 +121,7 @@ class Pauses:
             return
         assert session.turn is not None
         if self._table.draining and not self._table.evacuates(session):  # resume refuses from now on
-            self.cancel(session, session.turn)
+            self.cancel(session, session.turn, reason=FinishReason.SHUTDOWN)
             return
         # No request asks for what the timer does, also if one has brought the paused turn.
         left_s = max(0.0, expires_at - time.time())

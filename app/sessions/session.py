@@ -13,8 +13,10 @@ from app.domain.activations import CheckpointInfo
 from app.domain.breakpoints import Breakpoint, Intervention, OnTimeout
 from app.domain.errors import Moving, WrongState
 from app.domain.memory_map import SessionMemory
+from app.domain.points import Point
 from app.domain.values import (
     Adapter,
+    FinishReason,
     ForkPoint,
     Phase,
     Residency,
@@ -34,10 +36,23 @@ if TYPE_CHECKING:
     from app.telemetry.spans import TurnSpan
 
 
+@dataclass(frozen=True, slots=True)
+class NotedPause:
+    """A turn that paused `at` that time, in Unix seconds, at a `point` of `layer`. The history had so many `tokens`;
+    those of them that were lost with the turn are known once it is over.
+    """
+
+    at: float
+    layer: int
+    point: Point
+    tokens: int
+    tokens_lost: int = 0
+
+
 @dataclass(slots=True)
 class SessionUsage:
-    """Totals over the session's turns in tokens, where the last one's time to its first token went, and where in the
-    history the model's answers begin.
+    """Totals over the session's turns in tokens, where the last one's time to its first token went, where in the
+    history the model's answers begin, and what a restart must be able to tell of a pause.
 
     `restore_ms` went by while KV came back to the device, `queue_ms` is any other wait.
     """
@@ -53,6 +68,10 @@ class SessionUsage:
     """Of the last turn that has ended."""
     answers: list[int] = field(default_factory=list)
     """Positions in the history, of the first answer and the last others."""
+    paused: NotedPause | None = None
+    """The turn that is paused, or runs on from its pause."""
+    interrupted: NotedPause | None = None
+    """The turn that was paused when the server ended, until the next one begins."""
 
     def add(self, turn: TurnUsage) -> None:
         """Count one more turn."""
@@ -69,6 +88,16 @@ class SessionUsage:
     def keep_answers(self, length: int) -> None:
         """Of the history only the first `length` tokens are still there."""
         self.answers = [start for start in self.answers if start < length]
+
+    def note_pause(self, info: CheckpointInfo, tokens: int) -> None:
+        """The turn has paused there, with a history of so many tokens."""
+        self.paused = NotedPause(info.created_at, info.layer, info.point, tokens)
+
+    def interrupt(self, tokens: int) -> None:
+        """The server's end has ended the turn that was paused: the history has so many tokens now."""
+        if self.paused is not None:
+            self.interrupted = replace(self.paused, tokens_lost=max(0, self.paused.tokens - tokens))
+        self.paused = None
 
     def take_back(self, tokens: int) -> None:
         """Do not count the last `tokens` tokens that the last turn has generated."""
@@ -435,6 +464,7 @@ class Session:
         """Begin in the place where another session is paused, with its history."""
         self.state, self.turn, self.pause_limit = SessionState.PAUSED, turn, place.limit
         self._before_turn, self.prompt_tokens, self.max_tokens = place.before, place.prompt_tokens, place.max_tokens
+        self.usage.note_pause(place.info, len(self.history))
         self.on_move(self)
 
     def resume(self) -> None:
@@ -471,9 +501,13 @@ class Session:
                 self.history.append(event.token_id)
                 self.watcher.grew(self)
             case Paused() if self.turn is not None and not self.turn.ending:
+                self.usage.note_pause(event.checkpoint, len(self.history))
                 self.move(SessionState.PAUSED)
             case TurnFinished():
                 self.usage.add(event.usage)
+                if event.reason is FinishReason.SHUTDOWN:
+                    self.usage.interrupt(len(self.history))
+                self.usage.paused = None
                 if event.interventions is not None:
                     self.interventions = event.interventions
                 self._generated = event.usage.completion_tokens

@@ -158,6 +158,9 @@ class Turns:
         )
         turn = self._executor.start_turn(submit, self.observer(session, charge))
         self._charges.begin(session.owner, charge)  # from here on the turn has an end
+        if session.usage.interrupted is not None:  # a second restart would tell of it again
+            session.usage.interrupted = None
+            self._keeper.note(session)
         session.begin(turn, history, request.stop.max_tokens)
         session.keyed = request.keyed
         if request.keyed is not None:
@@ -222,6 +225,9 @@ class Turns:
                 self._pauses.begin(session, event.checkpoint)
             elif isinstance(event, Failed):
                 self._keeper.room.release(session.id)
+                if session.usage.paused is not None:  # a restart would say that it was lost there
+                    session.usage.paused = None
+                    self._keeper.note(session)
             if isinstance(event, TurnFinished | Paused | Failed):
                 session.watcher.stopped(session, event)
             if isinstance(event, TurnFinished | Failed):

@@ -62,12 +62,13 @@ class TimelineEntry(BaseModel):
     A `turn` that is over has its tokens, what its first token waited for, and `seconds` from the queue to its end.
     `late_s` is how much later it began than a signal had said; below 0 it was early. A `phase` is a signal, with the
     time that it gave. KV that `moved` is in `tier` now. A session that came tells its `phase` and `tier` then. A
-    turn that `paused` stands at `layer` and `point`.
+    turn that `paused` stands at `layer` and `point`. One that a restart ended has `finish_reason` `shutdown`, and kept
+    its tokens, or `code` `server_restarted`, and lost them.
     """
 
     id: int
     at: float
-    kind: Literal["opened", "restored", "arrived", "turn", "paused", "phase", "moved", "departed", "closed"]
+    kind: Literal["opened", "restored", "arrived", "turn", "paused", "resumed", "phase", "moved", "departed", "closed"]
     tokens: int | None = None
     status: Literal["finished", "failed"] | None = None
     finish_reason: FinishReason | None = None

@@ -5,6 +5,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 from pydantic_core import PydanticCustomError
 
+from app.domain.points import Point
 from app.domain.values import MAX_NAME, Phase, Residency, SessionState, Tier
 from app.sessions.session import Session
 from app.wire.base import MAX_COUNT, QueryModel, View, WireModel, shape
@@ -168,6 +169,17 @@ class ForkView(View):
     tokens: int
 
 
+class InterruptedTurn(View):
+    """A turn that paused `at` that time, in Unix seconds, and that the server's end has ended. So many tokens of the
+    history were lost with it.
+    """
+
+    at: float
+    layer: int
+    point: Point
+    tokens_lost: int
+
+
 TIMES = ("created_at", "used_at", "returns_at", "expires_at")
 AS_THEY_ARE = ("id", "state", "phase", "residency", "kv", "forked_from", "metadata", *TIMES)
 """Fields that a session has under the same names."""
@@ -191,6 +203,7 @@ class SessionView(BaseModel):
     tokens: int
     kv: KVView
     checkpoint: CheckpointView | None
+    interrupted_turn: InterruptedTurn | None = Field(description="null once the next turn has begun")
     breakpoints: list[str]
     usage: SessionUsageView
     forked_from: ForkView | None
@@ -209,6 +222,7 @@ class SessionView(BaseModel):
             adapter=session.adapter and session.adapter.name,
             tokens=len(session.history),
             checkpoint=session.pause and CheckpointView.of(session.pause.info, session.pause.expires_at),
+            interrupted_turn=session.usage.interrupted,
             breakpoints=list(session.breakpoints),
             usage=SessionUsageView.of(session),
         )
@@ -257,14 +271,16 @@ class PhaseView(BaseModel):
 class HistoryQuery(QueryModel):
     """How much to tell of a history."""
 
+    start: int = Field(0, ge=0, le=MAX_COUNT, description="position of the first token to tell")
     pieces: bool = Field(False, description="also the text of each token")
 
 
 class HistoryView(BaseModel):
-    """Every token of a session, its prompts and what was generated. `text` shows special tokens too.
+    """The tokens of a session from `start` on, its prompts and what was generated: `tokens` counts all of them. `text`
+    shows special tokens too.
 
-    `pieces`, null unless asked for, are parts of `text`: `pieces[i]` is what token i completes. One that only begins a
-    character completes nothing.
+    `pieces`, null unless asked for, are parts of `text`: `pieces[i]` is what `token_ids[i]` completes. One that only
+    begins a character completes nothing.
     """
 
     tokens: int

@@ -29,7 +29,7 @@ SESSION = SessionInfo.model_validate_json("""{
         "bytes_out": 0, "bytes_in": 0, "restores": 0, "resume_ms": {"queue": 0, "restore": 0, "prefill": 0},
         "last_turn": null
     },
-    "checkpoint": null, "breakpoints": [], "forked_from": null, "metadata": {},
+    "checkpoint": null, "interrupted_turn": null, "breakpoints": [], "forked_from": null, "metadata": {},
     "created_at": 0, "used_at": 0, "returns_at": null, "expires_at": null
 }""")
 PROMPT = list(range(5, 25))

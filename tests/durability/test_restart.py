@@ -19,6 +19,8 @@ from tests.durability.restarting import TOKENS, generate, open_session, serving
 from tests.errors import assert_error
 from tests.journal.building import held_up
 from tests.orderly import ServerThread, serve_thread
+from tests.processes import serve_process
+from tests.waiting import wait_until
 
 
 @contextmanager
@@ -238,6 +240,37 @@ def test_a_closed_session_is_remembered_after_a_restart(tmp_path: Path) -> None:
         minutes = activity["minutes"]
         assert [sum(each[name] for each in minutes) for name in ("turns", "failed", "late")] == [2, 0, 1]
         assert sum(each["prompt_tokens"] for each in minutes) == first["prompt_tokens"] + second["prompt_tokens"]
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_paused_turn_that_a_restart_ended_is_told_until_the_next_one(tmp_path: Path, is_killed: bool) -> None:
+    folder = tmp_path / "state"
+    with serve_process(folder) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        session = open_session(http)
+        kept = len(generate(http, session, [5, 6, 7])["token_ids"]) + 3
+        http.post(f"/v1/sessions/{session}/breakpoints", json={"layer": 1, "action": "pause"}).raise_for_status()
+        assert generate(http, session, [8, 9])["status"] == "paused"
+        paused = http.get(f"/v1/sessions/{session}").json()
+        assert paused["interrupted_turn"] is None
+        if is_killed:
+            wait_until(lambda: timeline(http, session)[0]["kind"] == "paused")
+            server.kill()
+        else:
+            server.terminate()
+            assert server.exit_status(60) == 0
+    lost = {"at": paused["checkpoint"]["created_at"], "layer": 1, "point": "resid_post"}
+    for _ in range(2):
+        with serving(folder) as http:
+            view = http.get(f"/v1/sessions/{session}").json()
+            assert view["interrupted_turn"] == {**lost, "tokens_lost": paused["tokens"] - view["tokens"]}
+            assert (view["tokens"] == kept) == is_killed
+            turns = [each for each in timeline(http, session) if each["kind"] == "turn"]
+            told = (turns[0]["code"], turns[0]["finish_reason"])
+            assert (len(turns), told) == (2, ("server_restarted", None) if is_killed else (None, "shutdown"))
+    with serving(folder) as http:
+        http.delete(f"/v1/sessions/{session}/breakpoints")
+        generate(http, session, [4])
+        assert http.get(f"/v1/sessions/{session}").json()["interrupted_turn"] is None
 
 
 @pytest.mark.parametrize("damage", ["garbage", "a folder", "pages"])

@@ -105,7 +105,7 @@ async def test_at_the_end_nobody_waits_for_a_paused_turn_or_one_that_pauses_then
     assert {each.state for each in (at_rest, going, late)} == {SessionState.IDLE}
     end = await read(third)
     assert isinstance(end, TurnFinished)
-    assert end.reason is FinishReason.CANCELLED
+    assert end.reason is FinishReason.SHUTDOWN
 
 
 async def test_a_turn_that_nobody_resumes_goes_on_by_itself_stop_strings_and_all(registry: SessionRegistry) -> None:
