@@ -114,13 +114,17 @@ async def get_session(session: AnySessionDep, owner: OwnerDep) -> SessionView:
 async def get_history(
     session: SessionDep, query: Annotated[HistoryQuery, Query()], services: ServicesDep
 ) -> HistoryView:
-    """Every token that the session holds, in order: `token_ids[i]` stands at the position i that `rewind` means."""
-    token_ids = session.history.tolist()
-    if query.pieces:
-        pieces = await services.side_work.run(session.owner, whole_pieces, services.tokens, token_ids)
-        return HistoryView(tokens=len(token_ids), token_ids=token_ids, text="".join(pieces), pieces=pieces)
-    text = await services.side_work.run(session.owner, services.tokens.decode, token_ids, skip_special_tokens=False)
-    return HistoryView(tokens=len(token_ids), token_ids=token_ids, text=text, pieces=None)
+    """The tokens that the session holds, in order: `token_ids[i]` stands at the position `start` + i that `rewind`
+    means. While a turn runs, those of it that are there already are told too.
+    """
+    history, tokens = session.history[:], services.tokens
+    found, text, pieces = history[query.start :].tolist(), "", None
+    if query.pieces or query.start:
+        pieces = await services.side_work.run(session.owner, whole_pieces, tokens, history, query.start)
+        text = "".join(pieces)
+    else:
+        text = await services.side_work.run(session.owner, tokens.decode, found, skip_special_tokens=False)
+    return HistoryView(tokens=len(history), token_ids=found, text=text, pieces=pieces if query.pieces else None)
 
 
 @router.patch("/{session_id}", operation_id="updateSession", responses=errors(400, 404))

@@ -67,12 +67,13 @@ def begun_character(tokens: Tokens, token_ids: Sequence[int]) -> bytes:
     return begun
 
 
-def whole_pieces(tokens: Tokens, token_ids: Sequence[int]) -> list[str]:
-    """The text of a history, cut at its tokens, special ones included: what each completes. A character belongs to the
-    token that has its last byte.
+def whole_pieces(tokens: Tokens, token_ids: Sequence[int], start: int = 0) -> list[str]:
+    """The text of a history from a position on, cut at its tokens, special ones included: what each completes. A
+    character belongs to the token that has its last byte.
     """
-    reading = Detokenizer(tokens, after_text=False, shown=tokens.special_ids)
-    pieces = [reading.push([token_id]) for token_id in token_ids]
+    begun = begun_character(tokens, token_ids[:start]) if start else b""
+    reading = Detokenizer(tokens, after_text=start > 0, shown=tokens.special_ids, begun=begun)
+    pieces = [reading.push([token_id]) for token_id in token_ids[start:]]
     if pieces:
         pieces[-1] += reading.flush()
     return pieces
