@@ -81,7 +81,8 @@ async def get_metrics(services: ServicesDep) -> Response:
 @router.get("/version", operation_id="getVersion", responses=errors())
 async def get_version(services: ServicesDep) -> Version:
     """What runs here."""
-    return Version(version=VERSION, model=services.info.name, **asdict(services.info))
+    chat = services.tokens.chat_template is not None
+    return Version(version=VERSION, model=services.info.name, chat=chat, **asdict(services.info))
 
 
 @router.get("/v1/points", operation_id="listPoints", responses=errors())

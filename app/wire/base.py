@@ -191,6 +191,7 @@ class Status(BaseModel):
 class Version(BaseModel):
     """What runs here. The model computes in `dtype` and its KV is kept as `kv_dtype`. It has `num_layers` layers, a
     residual stream of `hidden_size` numbers, `vocab_size` tokens, and room for `max_model_len` of them in a history.
+    `chat`: whether it has a chat template.
     """
 
     version: str
@@ -202,6 +203,7 @@ class Version(BaseModel):
     hidden_size: int
     vocab_size: int
     max_model_len: int
+    chat: bool
 
 
 class MoveBody(WireModel):
