@@ -6,18 +6,18 @@ import { Button, Failure } from "../shell/controls.js";
 import { server } from "../state/connection.js";
 import { attempt } from "../state/notices.js";
 import { AFTER } from "../state/points.js";
-import { cancel, resume, whyNoTurn } from "../state/turns.js";
+import { cancel, overOf, resume, whyNoTurn } from "../state/turns.js";
 import { deskOf } from "./desk.js";
 import { TryIt } from "./example.js";
 
 export function Turn({ desk }) {
-  const { running, text, verb, over } = desk.turn.value;
+  const { running, text, verb } = desk.turn.value;
   const view = desk.session.value;
   const isUnderWay = view.state === "paused" || (running && verb === "resume");
   return html`
     <section class="panel turn stack" aria-labelledby="turn-title">
       <h2 id="turn-title">Turn</h2>
-      <${Failure} error=${over} />
+      <${Failure} error=${overOf(view)} />
       ${isUnderWay
         ? html`<${Steps} desk=${desk} />`
         : html`<${Composer} view=${view} title=${null} buttons=${Start} />`}

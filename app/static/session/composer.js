@@ -1,8 +1,31 @@
 // Where a turn is written and sent, with how it chooses its tokens, and where it is cancelled or resumed.
+import { ApiError } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { Button, errorElse, Failure, Field, isAbout, told, useAction, Wrong } from "../shell/controls.js";
+import { server } from "../state/connection.js";
+import { perSession } from "../state/per_key.js";
 import { cancel, generate, resume, turnOf, whyNoTurn } from "../state/turns.js";
-import { bodyOf, draftOf, FIELDS } from "./draft.js";
+
+/** What the fields of a turn are called, and what they say when they are empty. All are text until they are sent: the
+ * server judges them. `main` ones are always shown. */
+const FIELDS = [
+  { name: "max_tokens", label: "Most tokens", hint: "room left", main: true },
+  { name: "temperature", label: "Temperature", hint: "the model’s", main: true },
+  { name: "seed", label: "Seed", hint: "drawn", main: true },
+  { name: "top_p", label: "Top p", hint: "the model’s" },
+  { name: "top_k", label: "Top k", hint: "the model’s" },
+  { name: "min_p", label: "Min p", hint: "the model’s" },
+  { name: "min_tokens", label: "Fewest tokens", hint: "0" },
+  { name: "repetition_penalty", label: "Repetition penalty", hint: "the model’s" },
+  { name: "presence_penalty", label: "Presence penalty", hint: "0" },
+  { name: "frequency_penalty", label: "Frequency penalty", hint: "0" },
+];
+
+const FRESH = { kind: null, role: "user", text: "", values: { max_tokens: "128" }, stop: "", ignoreEos: false, chances: true, other: "", more: false };
+
+/** The signal of a session's draft: what has been typed and not been sent yet. `kind` is `prompt`, `message`, `nothing` (go
+ * on from the history as it is), or null: none has been chosen. */
+const draftOf = perSession(FRESH);
 
 const KINDS = [["prompt", "Prompt"], ["message", "Chat message"], ["nothing", "Go on"]];
 const ROLES = ["user", "system", "assistant", "tool"];
@@ -13,14 +36,17 @@ const SHOWN = [...INPUTS, ...FIELDS.map((each) => each.name), "stop", "other"];
 const MAIN = FIELDS.filter((each) => each.main);
 const REST = FIELDS.filter((each) => !each.main);
 
+const CHECKS = [["ignoreEos", "Ignore the end token"], ["chances", "Show how probable tokens were"]];
+
 /** Without a `title` it is a part of another panel. `buttons` are what stands below the fields. */
 export function Composer({ view, title = "Generate", buttons: Buttons = Controls }) {
   const draft = draftOf(view.id);
   const turn = turnOf(view.id);
+  const written = { ...draft.value, kind: draft.value.kind ?? (title && server.value?.chat ? "message" : "prompt") };
   const change = (changed) => (draft.value = { ...draft.value, ...changed });
   const send = (event) => {
     event.preventDefault();
-    if (view.state === "idle" && !turn.value.running) sendDraft(view.id, draft, turn);
+    if (view.state === "idle" && !turn.value.running) sendDraft(view.id, written, draft, turn);
   };
   const onKeyDown = (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) send(event);
@@ -30,16 +56,15 @@ export function Composer({ view, title = "Generate", buttons: Buttons = Controls
     <form class=${title ? "panel composer stack" : "composer stack"} aria-label=${title ?? "A turn"} noValidate
       onSubmit=${send} onKeyDown=${onKeyDown}>
       ${title && html`<h2>${title}</h2>`}
-      <${Input} draft=${draft.value} change=${change} error=${error} />
-      <${Settings} draft=${draft.value} change=${change} error=${error} />
+      <${Input} draft=${written} change=${change} error=${error} />
+      <${Settings} draft=${written} change=${change} error=${error} />
       <${Buttons} view=${view} running=${turn.value.running} />
       <${Failure} error=${errorElse(error, SHOWN)} />
     </form>
   `;
 }
 
-function sendDraft(id, draft, turn) {
-  const sent = draft.value;
+function sendDraft(id, sent, draft, turn) {
   let body;
   try {
     body = bodyOf(sent);
@@ -101,8 +126,8 @@ function Settings({ draft, change, error }) {
         ${REST.map(field)}
         <${Setting} rows="1" name="other" label="Other fields, as JSON" hint=${'{"top_k": 40}'} value=${draft.other} error=${error}
           onInput=${(other) => change({ other })} />
-        <label class="check"><input type="checkbox" checked=${draft.ignoreEos}
-          onChange=${(event) => change({ ignoreEos: event.target.checked })} />Ignore the end token</label>
+        ${CHECKS.map(([name, label]) => html`<label class="check"><input type="checkbox" checked=${draft[name]}
+          onChange=${(event) => change({ [name]: event.target.checked })} />${label}</label>`)}
       </div>
     </details>
   `;
@@ -135,3 +160,45 @@ function Controls({ view, running }) {
     <${Failure} error=${error} />
   `;
 }
+
+/** The body of `generate`. Throws an `ApiError` that names the field where a text cannot be sent. */
+function bodyOf(draft) {
+  const body = { ...(draft.chances && { logprobs: 0 }), ...other(draft.other), ...input(draft) };
+  for (const { name } of FIELDS) {
+    const text = (draft.values[name] ?? "").trim();
+    if (text) body[name] = number(name, text);
+  }
+  const stop = draft.stop.split("\n").filter(Boolean).map((line) => line.replaceAll("\\n", "\n"));
+  if (stop.length) body.stop = stop;
+  if (draft.ignoreEos) body.ignore_eos = true;
+  return body;
+}
+
+function input({ kind, role, text }) {
+  if (kind === "message") return { messages: [{ role, content: text }] };
+  if (kind === "nothing") return { token_ids: [] };
+  if (text) return { prompt: text };
+  throw refusal("prompt", "prompt: write what comes next, or choose “Go on”");
+}
+
+/** A text that is no number goes as it is: the server says which are allowed. */
+function number(name, text) {
+  const value = Number(text);
+  if (Number.isInteger(value) && !Number.isSafeInteger(value)) {
+    throw refusal(name, `${name}: this page sends integers up to ${Number.MAX_SAFE_INTEGER}; got ${text}`);
+  }
+  return Number.isFinite(value) ? value : text;
+}
+
+function other(text) {
+  if (!text.trim()) return {};
+  try {
+    const fields = JSON.parse(text);
+    if (fields !== null && typeof fields === "object" && !Array.isArray(fields)) return fields;
+  } catch {
+    // told below
+  }
+  throw refusal("other", 'other fields: a JSON object, such as {"structured_outputs": {"regex": "[0-9]+"}}');
+}
+
+const refusal = (param, message) => new ApiError(0, { message, param });

@@ -2,7 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 import { call } from "../lib/api.js";
-import { counted, number } from "../lib/format.js";
+import { counted, number, percent } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Confirm } from "../shell/dialog.js";
 import { Failure, Loading } from "../shell/controls.js";
@@ -36,20 +36,21 @@ export function Conversation({ view }) {
   `;
 }
 
-/** Asks for the history where it is not the one that the view tells of: views of two changes may come as one. While this
- * page runs the turn, its tokens come by themselves. */
+/** Asks for the history where it is not the one that the view tells of: views of two changes may come as one. Of a turn
+ * that runs it asks for what is new, and while this page runs the turn, its tokens come by themselves. */
 function useFreshHistory(view, tokens) {
-  const end = lastOf(happeningsOf(view.id).value, isEnd);
+  const change = lastOf(happeningsOf(view.id).value, isChange);
   const own = turnOf(view.id).value.running;
   const isMoving = view.state === "queued" || view.state === "running";
-  useEffect(() => void ((own && tokens !== null) || loadHistory(view.id)), [end]);
+  useEffect(() => void ((own && tokens !== null) || loadHistory(view.id)), [change]);
   useEffect(() => {
-    if (!own && !isMoving && tokens !== null && tokens.length !== view.tokens) loadHistory(view.id);
+    const missing = own || tokens === null ? 0 : view.tokens - tokens.length;
+    if (isMoving ? missing > 0 : missing) loadHistory(view.id, isMoving);
   }, [view, own, tokens?.length]);
 }
 
-const isEnd = (happening) =>
-  isSeen(happening) || happening.name === "pause" || (happening.name === "turn" && happening.data.status !== "begun");
+/** Whether the tokens that were known may be others since: a turn may begin with a history of its own. */
+const isChange = (happening) => isSeen(happening) || ["pause", "turn"].includes(happening.name);
 
 function Legend({ marks }) {
   const known = KINDS.filter((name) => marks[name].some(([first, end]) => end > first));
@@ -82,7 +83,7 @@ function TokenBar({ view, tokens, marks, chosen }) {
 
 const About = ({ token, position, marks }) => html`
   Position <b class="number">${number(position)}</b> · id <b class="number">${token.id}</b> ·
-  text <code>${JSON.stringify(token.text)}</code>${token.special && " · special"}
+  text <code>${JSON.stringify(token.text)}</code>${token.special && " · special"}${token.chance !== null && ` · ${percent(token.chance)}`}
   ${KINDS.filter((name) => isIn(marks[name], position)).map((name) => ` · ${name}`)}
 `;
 

@@ -15,12 +15,13 @@ import { Conversation } from "./conversation.js";
 import { Forks } from "./forks.js";
 import { historyOf } from "../state/history.js";
 import { Timeline } from "./timeline.js";
-import { turnOf } from "../state/turns.js";
+import { overOf } from "../state/turns.js";
+import { where } from "../state/points.js";
 
 export function SessionScreen({ id }) {
   const view = sessionOf(id).value;
   const foreign = isForeign(view);
-  const { over } = turnOf(id).value;
+  const over = overOf(view);
   return html`
     <div class="session">
       <div class="over stack"><${Heading} view=${view} />
@@ -51,11 +52,11 @@ const Heading = ({ view }) => html`
 `;
 
 function PauseBanner({ view }) {
-  const { layer, pass } = view.checkpoint;
+  const { point, layer, pass } = view.checkpoint;
   const layers = server.value?.num_layers;
   return html`
     <section class="paused panel row" aria-label="Paused">
-      <p><strong>Paused after layer ${layer}${layers && ` of ${layers - 1}`}</strong>, at ${positions(view.checkpoint)} (${pass}). <span class="number"><${TimeLeft} ...${view.checkpoint} /></span></p>
+      <p><strong>Paused ${where(point, [layer])}${layers && ` of ${layers - 1}`}</strong>, at ${positions(view.checkpoint)} (${pass}). <span class="number"><${TimeLeft} ...${view.checkpoint} /></span></p>
       <a href=${linkTo(view.id, "model")}>Look inside the model</a>
     </section>
   `;

@@ -2,13 +2,13 @@
 import { useEffect, useMemo } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 import { moment, second, serverTime } from "../lib/clock.js";
-import { bytes, counted, milliseconds, place, seconds, waits } from "../lib/format.js";
+import { bytes, counted, milliseconds, number, place, positions, seconds, waits } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Button } from "../shell/controls.js";
-import { happeningsBefore, happeningsOf, loadPast, pastOf } from "../state/happenings.js";
+import { happeningsBefore, happeningsOf, isSeen, loadPast, pastOf } from "../state/happenings.js";
 import { attempt } from "../state/notices.js";
+import { where } from "../state/points.js";
 import { asked, tell } from "../state/route.js";
-import { bytesThere, lanesOf, rowsOf } from "./happened.js";
 
 /** What can be looked at, in seconds; null is all. */
 const RANGES = [["Everything known", null], ["Last day", 86_400], ["Last hour", 3600], ["Last 10 minutes", 600], ["Last minute", 60]];
@@ -49,7 +49,7 @@ function useHappenings(id) {
   const live = happeningsOf(id).value;
   const { entries } = pastOf(id).value;
   const turn = live.find(({ name }) => name === "turn");
-  const unseen = turn?.data.status === "begun" ? 0 : turn?.number;
+  const unseen = !turn || turn.data.status === "begun" ? 0 : turn.number;
   useEffect(() => {
     const leaving = new AbortController();
     loadPast(id, false, leaving.signal).catch(() => {}); // the timeline begins with the page then
@@ -74,18 +74,16 @@ function Lanes({ lanes, start, now }) {
   const scale = (time) => (100 * (Math.min(Math.max(time, start), now) - start)) / (now - start);
   const seen = (span) => (span.to ?? now) > start;
   return html`
-    <div class="lanes" role="img" aria-label=${`Lanes of state, phase, KV and turns from ${moment(start)} to ${moment(now)}; the table below says the same`}>
-      <${Lane} label="KV">${lanes.tier.filter(seen).map((span) => html`<${Span} key=${span.from} span=${span} scale=${scale}
+    <div class="lanes" role="img" aria-label=${`Lanes of place, phase and turn from ${moment(start)} to ${moment(now)}; the table below says the same`}>
+      <${Lane} label="Place">${lanes.tier.filter(seen).map((span) => html`<${Span} key=${span.from} span=${span} scale=${scale}
         name=${`tier-${span.value}`} said=${tierText(span)} />`)}<//>
       <${Lane} label="Phase">${lanes.phase.filter(seen).map((span) => html`<${Span} key=${span.from} span=${span} scale=${scale}
         name=${`phase-${span.value}`} said=${span.value} />`)}<//>
-      <${Lane} label="State">
-        ${lanes.state.filter(seen).map((span) => html`<${Span} key=${span.from} span=${span} scale=${scale}
-          name=${`state-${span.value}`} said=${span.value} />`)}
-        ${lanes.pauses.filter(({ time }) => time > start).map(({ time, layer }) => html`<i key=${time} class="pause"
-          style=${{ left: `${scale(time)}%` }} title=${`paused after layer ${layer}`} />`)}
+      <${Lane} label="Turn">
+        ${lanes.turns.filter(seen).map((turn) => html`<${Turn} key=${turn.from} turn=${turn} scale=${scale} now=${now} />`)}
+        ${lanes.pauses.filter(seen).map((span) => html`<${Span} key=${span.from} span=${span} scale=${scale}
+          name="state-paused" said=${span.value} />`)}
       <//>
-      <${Lane} label="Turns">${lanes.turns.filter(seen).map((turn) => html`<${Turn} key=${turn.from} turn=${turn} scale=${scale} now=${now} />`)}<//>
       <${Axis} start=${start} now=${now} />
     </div>
   `;
@@ -159,3 +157,139 @@ function Bar({ turn, longest }) {
     </li>
   `;
 }
+
+/** `{phase, tier, turns, pauses}`. The first two are spans `{from, to, value, kv}`, one after the other; times are Unix
+ * seconds, and the last span of each ends `now`. A turn is `{from, to, reason, usage, waits}`: `to` is null while it
+ * runs, `waits` is what it waited for, in milliseconds, as soon as it is over. A pause is `{from, to, value}`. */
+function lanesOf(happenings, now) {
+  const lanes = { phase: [], tier: [], turns: [], pauses: [] };
+  for (const happening of happenings) TAKE[happening.name]?.(lanes, happening);
+  for (const lane of [lanes.phase, lanes.tier]) if (lane.length) lane.at(-1).to = now;
+  end(lanes.pauses, now);
+  return lanes;
+}
+
+const TAKE = {
+  session({ phase, tier, turns, pauses }, happening) {
+    const { time, data: { session } } = happening;
+    extend(phase, time, session.phase);
+    extend(tier, time, session.kv.tier ?? "none", session.kv);
+    if (session.state !== "idle") begin(turns, time); // it had begun before anybody looked
+    else if (isSeen(happening)) end(turns, time, UNSEEN);
+    if (session.state === "paused") begin(pauses, time, "paused");
+    else end(pauses, time);
+  },
+  turn({ turns, pauses }, { time, data }) {
+    end(pauses, time);
+    if (data.status === "begun") {
+      end(turns, time, UNSEEN);
+      begin(turns, time);
+    } else end(turns, time, { reason: data.finish_reason ?? data.code, usage: data.usage, waits: data.resume_ms });
+  },
+  pause({ pauses }, { time, data }) {
+    end(pauses, time);
+    begin(pauses, time, `paused ${spot(data.checkpoint)}`);
+  },
+  past({ phase, tier, pauses }, { time, data }) {
+    if (data.phase) extend(phase, time, data.phase);
+    if (data.kind in CAME || data.kind === "moved") extend(tier, time, data.tier ?? "none");
+    if (data.kind === "resumed") end(pauses, time);
+  },
+};
+
+/** The end of a turn was told while the page did not hear. */
+const UNSEEN = { reason: "ended unseen" };
+
+function begin(lane, from, value) {
+  if (lane.at(-1)?.to !== null) lane.push({ from, to: null, value, usage: null, waits: null });
+}
+
+function end(lane, to, how) {
+  if (lane.at(-1)?.to === null) Object.assign(lane.at(-1), { to, ...how });
+}
+
+const spot = ({ point, layer }) => where(point, [layer]);
+
+function extend(lane, time, value, kv = null) {
+  const last = lane.at(-1);
+  if (last) last.to = time;
+  if (last?.value === value) last.kv = kv;
+  else lane.push({ from: time, to: time, value, kv });
+}
+
+/** `{time, what, details}`, newest first. */
+function rowsOf(happenings) {
+  const rows = [];
+  let before = null;
+  for (const { time, name, data } of happenings) {
+    const said = name === "session" ? changes(before, data.session) : (WORDS[name]?.(data) ?? []);
+    for (const [what, details] of said) rows.push({ time, what, details });
+    if (name === "session") before = data.session;
+  }
+  return rows.reverse();
+}
+
+const WORDS = {
+  edit: (edit) => [["Checkpoint edited", spot(edit)]],
+  breakpoints: ({ armed }) => [["Breakpoints changed", `${armed.length} armed`]],
+  turn: (turn) => [TURNS[turn.status](turn)],
+  pause: ({ checkpoint }) => [[`Paused ${spot(checkpoint)}`, pausedAt(checkpoint)]],
+  past: (entry) => PAST[entry.kind]?.(entry) ?? [[CAME[entry.kind], entry.tokens ? counted(entry.tokens, "token") : ""]],
+};
+
+/** The server's timeline does not keep the positions. */
+const pausedAt = ({ first, end, breakpoint }) => (end ? positions({ first, end }) : "") + (breakpoint ? `, at ${breakpoint}` : "");
+
+const CAME = { opened: "Opened", restored: "The server came back", arrived: "Came from another server" };
+
+/** Entries of the server's own timeline, which knows more and less than the live stream. */
+const PAST = {
+  begun: () => [],
+  resumed: () => [["Resumed", ""]],
+  closed: () => [["Closed", ""]],
+  departed: () => [["Went to another server", ""]],
+  phase: ({ phase, returns_at: at }) => [[`Phase ${phase}`, at ? `back at ${moment(at)}` : ""]],
+  moved: ({ tier, tokens }) => [[`KV ${place({ tier })}`, tokens ? counted(tokens, "token") : ""]],
+};
+
+const TURNS = {
+  begun: () => ["Turn begun", ""],
+  finished: ({ finish_reason, usage, late_s: late }) => [
+    finish_reason === "shutdown" ? RESTARTED : `Turn finished: ${finish_reason}`,
+    `${counted(usage.completion_tokens, "token")} generated, ${number(usage.cached_tokens)} of ` +
+      `${number(usage.prompt_tokens)} cached, ${number(usage.tokens_recomputed)} recomputed` +
+      (late > 0 ? `, ${seconds(late)} late` : ""),
+  ],
+  failed: ({ code }) => (code === "server_restarted" ? [RESTARTED, "what it had is lost"] : ["Turn failed", code]),
+};
+const RESTARTED = "Turn ended: the server restarted";
+
+/** What differs between two views of a session. */
+function changes(before, after) {
+  if (before === null) return [["First seen", `${after.state}, phase ${after.phase}, KV ${place(after.kv)}`]];
+  const said = [];
+  if (before.phase !== after.phase) said.push([`Phase ${after.phase}`, `was ${before.phase}`]);
+  if (before.kv.tier !== after.kv.tier) said.push([`KV ${place(after.kv)}`, moved(before, after)]);
+  if (before.state !== after.state && after.state === "queued") said.push(["In the queue", ""]);
+  if (after.tokens < before.tokens) said.push(["Rewound", `from ${number(before.tokens)} to ${counted(after.tokens, "token")}`]);
+  if (before.usage.restores < after.usage.restores) said.push(["Restored", restored(before.usage, after.usage)]);
+  return said;
+}
+
+/** Bytes of the copy that `tier` means; one on its way still counts where it comes from. */
+function bytesThere({ tier, device_bytes, host_bytes, disk_bytes }) {
+  if (tier === "device" || tier === "to_host") return device_bytes;
+  return tier === "disk" ? disk_bytes : host_bytes || disk_bytes;
+}
+
+function moved({ usage: before }, { kv, usage: after }) {
+  const out = after.bytes_out - before.bytes_out;
+  const back = after.bytes_in - before.bytes_in;
+  const parts = [];
+  if (out > 0) parts.push(`${bytes(out)} left the device`);
+  if (back > 0) parts.push(`${bytes(back)} came back`);
+  return parts.length ? parts.join(", ") : bytes(bytesThere(kv));
+}
+
+const restored = (before, after) =>
+  `${bytes(after.bytes_in - before.bytes_in)} for a turn that waited ${milliseconds(after.resume_ms.restore)}`;

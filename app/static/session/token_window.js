@@ -1,7 +1,7 @@
 // A window of a session's tokens: the last ones, or those around a position. The arrow keys choose a token.
 import { useLayoutEffect, useMemo, useRef } from "preact/hooks";
 import { useSignal } from "@preact/signals";
-import { counted, number } from "../lib/format.js";
+import { number, percent } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { picture } from "../lib/tokens.js";
 import { isIn } from "../state/history.js";
@@ -134,14 +134,18 @@ function Chunk({ tokens, marks, first, chosen }) {
       const position = first + index;
       return html`<${Token} token=${token} position=${position} kind=${kindOf(marks, position)} chosen=${chosen === position} />`;
     })}</span>`,
-    [tokens, key, first, chosen],
+    [tokens[first], tokens[Math.min(first + CHUNK, tokens.length) - 1], key, chosen], // what stays is the same object
   );
 }
 
 const Token = ({ token, position, kind, chosen }) => html`
+  ${token.role && html`<b class="role">${token.role}</b>`}
   <span data-position=${position} class=${`token ${kind}${token.special ? " special" : ""}${chosen ? " chosen" : ""}`}
-  >${drawn(token.text)}</span>
+    ...${odds(token.chance)}>${drawn(token.text)}</span>
 `;
+
+/** A line below a token: the less probable it was, the stronger. */
+const odds = (chance) => chance !== null && { title: percent(chance), style: { "--odd": `${100 * (1 - chance)}%` } };
 
 const kindOf = (marks, position) =>
   Object.keys(marks).filter((name) => isIn(marks[name], position)).join(" ");
@@ -156,19 +160,16 @@ function drawn(text) {
 
 const CONTROLS = /([\x00-\x08\x0a-\x1f\x7f])/;
 
-/** A view runs for a moment after its tokens are here. */
 function Streamed({ turn, view, shown }) {
   if (turn.running) return html`<${Own} turn=${turn} />`;
-  if (shown < view.tokens && (view.state === "running" || view.state === "queued")) {
-    return html`<p class="beyond dim" role="status">Another client runs a turn: ${counted(view.tokens, "token")} so far.
-      They appear at its end.</p>`;
-  }
+  if (view.state === "running") return CARET;
   return shown === 0 && html`<p class="beyond dim">Nothing yet. Write a prompt below, or let a client send one.</p>`;
 }
 
+const CARET = html`<span class="caret" aria-hidden="true" />`;
+
 const Own = ({ turn }) => html`
   ${turn.sent && html`<span class="sent">${drawn(turn.sent)}</span>`}
-  ${turn.pieces.map(({ ids, text }, index) => html`<span key=${index} class="token generated"
-    title=${`id ${ids.join(", ")}`}>${drawn(text)}</span>`)}
-  <span class="caret" aria-hidden="true" />
+  ${turn.pieces.map(({ text, chance }, index) => html`<span key=${index} class="token generated" ...${odds(chance)}>${drawn(text)}</span>`)}
+  ${CARET}
 `;

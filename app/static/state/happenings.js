@@ -49,12 +49,16 @@ const ENTRIES = 200;
 /** The signal of `{entries, hasMore}`: those of the session's timeline, newest first, and whether there are older ones. */
 export const pastOf = perSession({ entries: [], hasMore: false });
 
-/** Ask for the newest ones, or for those before the oldest that is known. */
+/** Ask for the newest ones, or for those before the oldest that is known. Older ones stay, unless some between them and
+ * the newest are unknown. */
 export async function loadPast(id, isEarlier, signal) {
-  const known = isEarlier ? pastOf(id).peek().entries : [];
-  const query = { limit: ENTRIES, before: known.at(-1)?.id };
+  const past = pastOf(id);
+  const query = { limit: ENTRIES, before: isEarlier ? past.peek().entries.at(-1)?.id : null };
   const { data, has_more: hasMore } = await call("GET", `/v1/sessions/${id}/timeline`, { query, signal });
-  pastOf(id).value = { entries: [...known, ...data], hasMore };
+  const known = past.peek();
+  const same = known.entries.findIndex((each) => each.id === data.at(-1)?.id);
+  if (isEarlier) past.value = { entries: [...known.entries, ...data], hasMore };
+  else past.value = same < 0 ? { entries: data, hasMore } : { ...known, entries: [...data, ...known.entries.slice(same + 1)] };
 }
 
 /** What they say, as `happeningsOf` has it: oldest first, up to `end`. Of a turn that ended later only its beginning is there. What

@@ -4,14 +4,15 @@ import { ApiError, call, stream } from "../lib/api.js";
 import { serverTime } from "../lib/clock.js";
 import { counted } from "../lib/format.js";
 import { FIRST_WAIT_MS, LONGEST_WAIT_MS } from "./connection.js";
-import { historyOf, loadHistory } from "./history.js";
+import { historyOf, loadHistory, noteLogprobs } from "./history.js";
 import { perSession } from "./per_key.js";
+import { where } from "./points.js";
 import { sessionOf, stand } from "./sessions.js";
 
 const AT_REST = { running: false, verb: null, sent: "", text: "", pieces: [], error: null, over: null, usage: null, asked: null, began: 0 };
 
 /** The signal of it. `verb` is `generate` or `resume`, `sent` what the turn was asked, `text` what it has generated. While
- * it runs, `pieces` has `{ids, text}` of each event. `error` is why the last one failed. `over` says what became of a pause
+ * it runs, `pieces` has `{ids, text, chance}` of each event. `error` is why the last one failed. `over` says what became of a pause
  * that ended unheard. `usage` is what a paused turn has cost. `asked` is `{text, from, tell}`: the prompt, and the history's
  * length before it. `tell` is told whether the history has it, and answers whether this has changed its field. `began` is when it was sent. */
 export const turnOf = perSession(AT_REST);
@@ -32,11 +33,12 @@ export const generate = (id, body, sent, tell) => run(id, "generate", body, { se
 export const resume = (id, until = null, onPiece) => run(id, "resume", until === null ? {} : { until }, { onPiece });
 
 /** A snapshot has this view. If a pause is over since, nobody has told how: the page must, unless it went on with it. */
-export async function settle({ id, state, tokens }) {
+export async function settle(view) {
+  const { id, state, tokens } = view;
   const [turn, before] = [turnOf(id), sessionOf(id).peek()];
   const { running, verb, usage, asked } = turn.peek();
   if (running || state !== "idle" || !before?.checkpoint) return;
-  const over = (verb === null || usage) && { message: UNHEARD + lost(before.tokens, tokens) + kept(tokens) };
+  const over = (verb === null || usage) && (interrupted(view) ?? { message: UNHEARD + lost(before.tokens - tokens) + kept(tokens) });
   turn.value = { ...turn.peek(), usage: null, asked: null, over };
   const said = await fate(id, asked);
   if (over && turn.peek().over === over) turn.value = { ...turn.peek(), over: { message: over.message + said } };
@@ -44,8 +46,14 @@ export async function settle({ id, state, tokens }) {
 
 const UNHEARD = "The paused turn is over: it ended while this page did not hear the server.";
 
-/** What a session has lost of the tokens that it had when it was last heard of. */
-const lost = (before, now) => (before > now ? ` Lost with it, as at a restart: ${counted(before - now, "token")}.` : "");
+/** What to say of a turn that a restart has ended, as any client can read it until the next one begins. */
+const interrupted = ({ interrupted_turn: turn, tokens }) =>
+  turn && { message: `A restart of the server ended the turn, which was paused ${where(turn.point, [turn.layer])}.` + lost(turn.tokens_lost) + kept(tokens) };
+
+/** What to say of a session's last turn, if it ended as nobody wanted. */
+export const overOf = (view) => turnOf(view.id).value.over || interrupted(view);
+
+const lost = (count) => (count > 0 ? ` Lost with it: ${counted(count, "token")}.` : "");
 const kept = (now) => ` Kept: ${counted(now, "token")}.`;
 
 /** Have it told whether the history has the prompt, in doubt not; what there is to say of that. */
@@ -77,6 +85,7 @@ async function run(id, verb, body, { sent = "", tell, onPiece }) {
   const asked = performance.now();
   try {
     const end = await follow(`/v1/sessions/${id}/${verb}`, body, (piece) => (drawn.take(piece), onPiece?.(piece)));
+    noteLogprobs(id, end.usage.prompt_tokens, end.logprobs);
     if (end.checkpoint) stand(id, end.checkpoint);
     const usage = end.status === "paused" ? end.usage : null;
     tell?.(true);
@@ -101,7 +110,7 @@ async function learn(id, turn, before, error) {
   const isRefused = error.status >= 400 && error.status < 500;
   const view = isRefused ? null : await atRest(id);
   if (view === null) return { ...before, error };
-  const gone = lost(had, view.tokens);
+  const gone = lost(had - view.tokens);
   const said = (gone && gone + kept(view.tokens)) + (await fate(id, turn.peek().asked));
   return { ...(view.checkpoint ? { verb: null } : { asked: null }), error: said ? new ApiError(0, { message: error.message + said }) : error };
 }
@@ -124,13 +133,16 @@ async function follow(path, body, onPiece) {
   let end = null;
   const onEvent = ({ name, data }) => {
     if (name === "error") throw new ApiError(200, data.error);
-    if (name === "token") onPiece({ ids: data.token_ids, text: data.text });
+    if (name === "token") onPiece({ ids: data.token_ids, text: data.text, chance: chanceOf(data.logprobs) });
     else end = data;
   };
   await stream("POST", path, { body: { ...body, stream: true }, onEvent });
   if (end === null) throw AWAY;
   return end;
 }
+
+/** Of the least probable token; null where none was asked for. */
+const chanceOf = (logprobs) => (logprobs?.length ? Math.exp(Math.min(...logprobs.map((each) => each.logprob))) : null);
 
 /** Shows some more pieces of a turn. */
 const showIn = (turn) => (fresh) => {

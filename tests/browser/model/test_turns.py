@@ -100,13 +100,13 @@ def test_a_paused_turn_that_was_lost_with_the_server_is_explained(open_page: Ope
     assert figures.evaluate("text => text.offsetHeight <= text.parentElement.clientHeight")
     with serve(**kept, port=int(url.rpartition(":")[2])):
         turn = inside.page.get_by_role("region", name="Turn", exact=True)
-        expect(turn.get_by_role("alert")).to_contain_text("The paused turn is over")
+        expect(turn.get_by_role("alert")).to_contain_text("A restart of the server ended the turn")
         expect(inside.page.get_by_label("Text", exact=True)).to_have_value(PROMPT)
         told = inside.page.get_by_role("alert")
         expect(told).to_have_count(1)  # the map asks for what is there now
         inside.page.get_by_role("link", name=inside.id[-8:], exact=True).click()
         expect(inside.page.get_by_role("region", name="Facts")).to_be_visible()
-        expect(told).to_contain_text(f"Lost with it, as at a restart: {length} tokens. Kept: 0 tokens.")
+        expect(told).to_contain_text(f"Lost with it: {length} tokens. Kept: 0 tokens.")
         expect(told).to_contain_text("The prompt is in its field again.")
         expect(told).to_be_in_viewport()
         inside.page.get_by_role("button", name="Send").click()

@@ -25,9 +25,11 @@ class OnSession:
         self.id: str = api.post("/v1/sessions", json=body).raise_for_status().json()["id"]
         self._open_page = open_page
 
-    def open(self, **options: Any) -> Page:
+    def open(self, *, writes: str = "Prompt", **options: Any) -> Page:
+        """`writes` is what its turns add. The model of these tests has a chat template, so it would be messages."""
         page = self._open_page(str(self.api.base_url.join(f"/#/sessions/{self.id}")), **options)
         expect(page.get_by_role("heading", level=1)).to_contain_text(self.id[-8:])
+        page.get_by_label(writes, exact=True).check()
         return page
 
     def view(self) -> dict[str, Any]:

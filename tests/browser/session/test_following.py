@@ -36,7 +36,7 @@ def test_a_hidden_tab_holds_no_connection_and_misses_nothing(open_page: OpenPage
 
 def test_a_turn_whose_end_was_missed_is_over(on_roomy: OnSession) -> None:
     page = on_roomy.open()
-    lane = panel(page, "Timeline").locator(".lane", has_text="Turns").locator(".span")
+    lane = panel(page, "Timeline").locator(".lane", has_text="Turn").locator(".span")
     on_roomy.generate("Hi", tokens=3)
     expect(lane.last).to_have_attribute("title", re.compile("^length"))
     body = {"prompt": "Hello", "max_tokens": 8000, "ignore_eos": True, "stream": True}
@@ -134,6 +134,6 @@ def test_a_turn_that_came_all_at_once_tells_how_it_ended(on: OnSession) -> None:
     page = on.open()
     page.route("**/v1/events", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
     page.reload()
-    turns = panel(page, "Timeline").locator(".lane", has_text="Turns").locator(".span")
+    turns = panel(page, "Timeline").locator(".lane", has_text="Turn").locator(".span")
     expect(turns.last).to_have_attribute("title", "length after 20 ms")
     expect(turns.last).to_be_visible()

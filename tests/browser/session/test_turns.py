@@ -57,8 +57,9 @@ def test_tokens_appear_while_the_turn_runs_and_a_session_that_is_closed_is_gone(
 
 
 def test_a_chat_message_has_a_role_and_other_fields_go_as_they_are(on: OnSession) -> None:
-    page = on.open()
-    page.get_by_label("Chat message").check()
+    page = on.open(writes="Chat message")
+    page.reload()
+    expect(page.get_by_label("Chat message")).to_be_checked()
     page.get_by_label("Role").select_option("system")
     send(page, "Be brief", **{"Most tokens": "0"})
     on.wait_until(state="idle", phase="compute")
@@ -229,7 +230,7 @@ def test_a_turn_that_dies_with_its_server_says_what_is_lost(
     # Another alert says that the server is away, as soon as the page has noticed that by itself.
     expect(page.get_by_role("alert").filter(has_text="turn")).to_have_text("The server went away during the turn.")
     with serve_process(tmp_path / "state", *flags, "--port", port):
-        lost = rf"Lost with it, as at a restart: \d+ tokens\. Kept: {kept} tokens\.\s*$"
+        lost = rf"Lost with it: \d+ tokens\. Kept: {kept} tokens\.\s*$"
         expect(page.get_by_role("alert").filter(has_text="Lost")).to_have_text(re.compile(lost))
         expect(page.get_by_label("Text")).to_have_value("Once more")
         page.goto("about:blank")
