@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app.domain.activations import PausedTurn
-from app.domain.errors import Busy, ContextTooLong, EngineAway, EngineStalled, FieldOutOfRange, WrongState
+from app.domain.errors import Busy, ContextTooLong, Draining, EngineAway, EngineStalled, FieldOutOfRange, WrongState
 from app.domain.values import FinishReason, Grammar, SamplingParams, SessionState, StopRule
 from app.engine_process.executor import EngineExecutor
 from app.engine_process.turn import Turn
@@ -225,7 +225,8 @@ class Turns:
                 self._pauses.begin(session, event.checkpoint)
             elif isinstance(event, Failed):
                 self._keeper.room.release(session.id)
-                if session.usage.paused is not None:  # a restart would say that it was lost there
+                if session.usage.paused is not None and not isinstance(event.error, Draining):
+                    # The server goes on: its next restart has not ended this one.
                     session.usage.paused = None
                     self._keeper.note(session)
             if isinstance(event, TurnFinished | Paused | Failed):
