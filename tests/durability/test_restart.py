@@ -20,7 +20,6 @@ from tests.errors import assert_error
 from tests.journal.building import held_up
 from tests.orderly import ServerThread, serve_thread
 from tests.processes import serve_process
-from tests.waiting import wait_until
 
 
 @contextmanager
@@ -244,33 +243,20 @@ def test_a_closed_session_is_remembered_after_a_restart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_killed", [True, False])
 def test_a_paused_turn_that_a_restart_ended_is_told_until_the_next_one(tmp_path: Path, is_killed: bool) -> None:
-    folder = tmp_path / "state"
-    with serve_process(folder) as server, httpx.Client(base_url=server.url, timeout=60) as http:
-        session = open_session(http)
-        kept = len(generate(http, session, [5, 6, 7])["token_ids"]) + 3
-        http.post(f"/v1/sessions/{session}/breakpoints", json={"layer": 1, "action": "pause"}).raise_for_status()
+    with serve_process(tmp_path) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        path = f"/v1/sessions/{(session := open_session(http))}"
+        http.post(f"{path}/breakpoints", json={"layer": 1, "action": "pause", "once": True})
         assert generate(http, session, [8, 9])["status"] == "paused"
-        paused = http.get(f"/v1/sessions/{session}").json()
-        assert paused["interrupted_turn"] is None
-        if is_killed:
-            wait_until(lambda: timeline(http, session)[0]["kind"] == "paused")
-            server.kill()
-        else:
-            server.terminate()
-            assert server.exit_status(60) == 0
-    lost = {"at": paused["checkpoint"]["created_at"], "layer": 1, "point": "resid_post"}
-    for _ in range(2):
-        with serving(folder) as http:
-            view = http.get(f"/v1/sessions/{session}").json()
-            assert view["interrupted_turn"] == {**lost, "tokens_lost": paused["tokens"] - view["tokens"]}
-            assert (view["tokens"] == kept) == is_killed
-            turns = [each for each in timeline(http, session) if each["kind"] == "turn"]
-            told = (turns[0]["code"], turns[0]["finish_reason"])
-            assert (len(turns), told) == (2, ("server_restarted", None) if is_killed else (None, "shutdown"))
-    with serving(folder) as http:
-        http.delete(f"/v1/sessions/{session}/breakpoints")
+        server.kill() if is_killed else server.terminate()
+    with serving(tmp_path):
+        pass
+    with serving(tmp_path) as http:
+        lost = http.get(path).json()["interrupted_turn"]
+        assert lost == {"at": lost["at"], "layer": 1, "point": "resid_post", "tokens_lost": 2 if is_killed else 0}
+        told = [(each["code"], each["finish_reason"]) for each in timeline(http, session) if each["kind"] == "turn"]
+        assert told == [("server_restarted", None) if is_killed else (None, "shutdown")]
         generate(http, session, [4])
-        assert http.get(f"/v1/sessions/{session}").json()["interrupted_turn"] is None
+        assert http.get(path).json()["interrupted_turn"] is None
 
 
 @pytest.mark.parametrize("damage", ["garbage", "a folder", "pages"])

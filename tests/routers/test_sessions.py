@@ -115,7 +115,6 @@ def test_the_history_can_be_read_back(http: httpx.Client) -> None:
     assert "".join(pieces["pieces"]) == history["text"]
     for start in range(history["tokens"] + 2):
         later = http.get(f"{path}/history", params={"pieces": True, "start": start}).json()
-        assert later["tokens"] == history["tokens"]
         assert (later["token_ids"], later["pieces"]) == (pieces["token_ids"][start:], pieces["pieces"][start:])
     http.post(f"{path}/rewind", json={"to_token": 3})
     assert http.get(f"{path}/history").json()["token_ids"] == prompt[:3]

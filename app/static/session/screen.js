@@ -86,7 +86,7 @@ function Facts({ view }) {
       <${Held} view=${view} />
       <dl>
         <${Fact} name="History">${counted(view.tokens, "token")}<//>
-        <${Fact} name="KV">${place(kv)}, ${counted(kv.blocks, "block")}<//>
+        <${Fact} name="Place">${place(kv)}, ${counted(kv.blocks, "block")}<//>
         <${Fact} name="Residency">${view.residency}<//>
         <${Fact} name="Prompts">${counted(usage.prompt_tokens, "token")}, ${number(usage.cached_tokens)} cached<//>
         <${Fact} name="Generated">${counted(usage.completion_tokens, "token")}<//>

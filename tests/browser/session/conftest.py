@@ -26,7 +26,6 @@ class OnSession:
         self._open_page = open_page
 
     def open(self, *, writes: str = "Prompt", **options: Any) -> Page:
-        """`writes` is what its turns add. The model of these tests has a chat template, so it would be messages."""
         page = self._open_page(str(self.api.base_url.join(f"/#/sessions/{self.id}")), **options)
         expect(page.get_by_role("heading", level=1)).to_contain_text(self.id[-8:])
         page.get_by_label(writes, exact=True).check()

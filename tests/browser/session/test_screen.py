@@ -230,12 +230,10 @@ def test_tokens_and_kv_of_anothers_turn_grow_as_they_come(on_roomy: OnSession) -
         tokens, kv = count.inner_text(), held.inner_text()
         expect(count).not_to_have_text(tokens)
         expect(held).not_to_have_text(kv)
-        drawn = page.locator(".token")
-        expect(drawn.nth(50)).to_be_visible()
+        expect(page.locator(".token").nth(50)).to_be_visible()
         assert on_roomy.view()["state"] == "running"
         on_roomy.post("cancel")
-    expect(drawn.last).to_have_attribute("data-position", str(on_roomy.view()["tokens"] - 1))
-    assert "".join(drawn.all_text_contents()).startswith("<bos>Hello")
+    expect(page.locator(".token").last).to_have_attribute("data-position", str(on_roomy.view()["tokens"] - 1))
 
 
 def test_breakpoints_are_listed_and_removed(on: OnSession) -> None:
@@ -300,7 +298,6 @@ def test_the_timeline_tells_what_a_turn_waited_for_and_where_it_paused_also_afte
     position = on.generate()["checkpoint"]["first"]
     expect(timeline.get_by_role("row").filter(has_text="Paused after layer 1")).to_contain_text(f"position {position}")
     pauses = timeline.locator(".span.state-paused")
-    expect(pauses).to_have_attribute("title", re.compile("^paused after layer 1"))
     waits, spans = timeline.locator(".parts"), timeline.locator(".lane", has_text="Turn").locator(".decode")
     before = waits.all_text_contents()
     page.reload()
@@ -319,6 +316,18 @@ def test_the_timeline_tells_what_a_turn_waited_for_and_where_it_paused_also_afte
         expect(timeline.get_by_role("table")).to_contain_text(
             f"2 tokens generated, {usage['cached_tokens']} of {usage['prompt_tokens']} cached"
         )
+
+
+def test_what_was_looked_up_of_the_past_stays_when_turns_are_told(on: OnSession) -> None:
+    for phase in ("io_wait", "ready") * 101:
+        on.post("phase", phase=phase)
+    timeline = panel(on.open(), "Timeline")
+    timeline.get_by_text("As a table").click()
+    timeline.get_by_role("button", name="Earlier").click()
+    expect(timeline.get_by_role("row").filter(has_text="Opened")).to_have_count(1)
+    on.generate()
+    for text in ("Turn finished", "Opened"):
+        expect(timeline.get_by_role("row").filter(has_text=text)).to_have_count(1)
 
 
 def test_the_screen_is_accessible_in_both_themes_and_fits_any_window(on: OnSession) -> None:

@@ -25,6 +25,7 @@ def test_a_prompt_is_sent_and_the_next_turn_goes_on_from_it(on: OnSession) -> No
     assert view["usage"]["completion_tokens"] == 7
     assert on.history()["text"].startswith("<bos>Hello")
     expect(page.locator(".token")).to_have_count(13)
+    expect(page.locator(".token.generated[title$=' %']")).to_have_count(7)
     expect(page.get_by_label("Text")).to_have_value("")
     before = on.history()["token_ids"]
     page.get_by_label("Go on", exact=True).check()
