@@ -247,6 +247,7 @@ def test_a_paused_turn_that_a_restart_ended_is_told_until_the_next_one(tmp_path:
         path = f"/v1/sessions/{(session := open_session(http))}"
         http.post(f"{path}/breakpoints", json={"layer": 1, "action": "pause", "once": True})
         assert generate(http, session, [8, 9])["status"] == "paused"
+        http.patch(path, json={"metadata": {}})  # answered when the journal has the pause
         server.kill() if is_killed else server.terminate()
     with serving(tmp_path):
         pass
