@@ -65,21 +65,24 @@ export async function loadPast(id, isEarlier, signal) {
  * the live stream has no word for is a `past` with the entry as its data. */
 export function happeningsBefore(end, entries) {
   const found = [];
-  let last = 0;
+  let [last, paused] = [0, Infinity];
   for (const entry of [...entries].reverse()) {
     if (entry.kind === "turn") {
-      found.push(...turn(entry, last));
-      last = entry.at;
-    } else if (entry.kind === "paused") found.push({ time: entry.at, name: "pause", data: { checkpoint: entry } });
-    else found.push({ time: entry.at, name: "past", data: entry });
+      found.push(...turn(entry, last, paused));
+      [last, paused] = [entry.at, Infinity];
+    } else if (entry.kind === "paused") {
+      found.push({ time: entry.at, name: "pause", data: { checkpoint: entry } });
+      paused = Math.min(paused, entry.at);
+    } else found.push({ time: entry.at, name: "past", data: entry });
   }
   return found.filter(({ time }) => time < end).sort((one, other) => one.time - other.time);
 }
 
-/** A turn that waited or ran for as long as the entry says, but not since before the `last` one's end: times are rounded. */
-function turn(entry, last) {
+/** A turn that waited or ran for as long as the entry says, but not since before the `last` one's end: times are rounded.
+ * Of one that a restart ended only the pause is known. */
+function turn(entry, last, paused) {
   const { at, queue_ms: queue, restore_ms: restore, prefill_ms: prefill } = entry;
-  const from = Math.max(last, at - (entry.seconds ?? 0));
+  const from = Math.max(last, Math.min(at - (entry.seconds ?? 0), paused - 0.001));
   return [
     { time: from, name: "past", data: { kind: "begun", phase: "compute" } },
     { time: from, name: "turn", data: { status: "begun" } },
