@@ -1,4 +1,4 @@
-// What happened to a session over time: lanes, what its turns waited for, and all of it as a table.
+// What happened to a session over time: lanes, what its turns waited for, all of it as a table, and how it is read so.
 import { useEffect, useMemo } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 import { moment, second, serverTime } from "../lib/clock.js";
