@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 import signal
 import subprocess
@@ -39,7 +40,7 @@ AGENTS = {
 """Names, and what each does."""
 TOOLS = ("pytest", "grep", "web_search", "psql", "git_diff", "read_file")
 FIRST_S, TOOL_S, TURNS = 1.0, (5.0, 12.0), 5
-"""Seconds between arrivals; how long a tool takes, from and to; turns until an agent begins anew."""
+"""Seconds between arrivals; how long a tool takes, from and to; turns until an agent goes back to its notes."""
 NOTES, TOKENS = 400, 40
 """Tokens of an agent's first prompt, and that it writes in a turn."""
 PAUSE_AFTER_S = 20.0
@@ -80,19 +81,19 @@ async def _live(djinn: AsyncDjinn, name: str, arrives_s: float) -> None:
     """One agent: it writes, waits for a tool, says when it will be back, and comes back."""
     chance = random.Random(name)
     await asyncio.sleep(arrives_s)
-    while True:
-        session = await djinn.sessions.create(metadata={"name": name, "task": AGENTS[name]})
-        notes = f"An agent {AGENTS[name]}. These are its notes.\n" + "It reads, it asks a tool, it writes. " * 40
-        said = (await djinn.tokenize(notes))[:NOTES]
-        for _ in range(TURNS):
-            await session.generate(token_ids=said, max_tokens=TOKENS, ignore_eos=True)
-            tool, seconds = chance.choice(TOOLS), chance.uniform(*TOOL_S)
-            await session.label({"tool": tool})
-            await session.set_phase("io_wait", resume_in_ms=1000 * seconds)
-            await asyncio.sleep(seconds)
-            answer = f"\nThe tool {tool} has found three lines after {seconds:.0f} s. The next note:\n"
-            said = await djinn.tokenize(answer, add_special_tokens=False)
-        await session.close()
+    session = await djinn.sessions.create(metadata={"name": name, "task": AGENTS[name]})
+    notes = f"An agent {AGENTS[name]}. These are its notes.\n" + "It reads, it asks a tool, it writes. " * 40
+    said = (await djinn.tokenize(notes))[:NOTES]
+    for turn in itertools.count(1):
+        await session.generate(token_ids=said, max_tokens=TOKENS, ignore_eos=True)
+        tool, seconds = chance.choice(TOOLS), chance.uniform(*TOOL_S)
+        await session.label({"tool": tool})
+        await session.set_phase("io_wait", resume_in_ms=1000 * seconds)
+        await asyncio.sleep(seconds)
+        if turn % TURNS == 0:  # the same session: somebody may read it
+            await session.rewind(NOTES)
+        answer = f"\nThe tool {tool} has found three lines after {seconds:.0f} s. The next note:\n"
+        said = await djinn.tokenize(answer, add_special_tokens=False)
 
 
 async def _pause(djinn: AsyncDjinn, url: str) -> None:

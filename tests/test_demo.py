@@ -1,5 +1,6 @@
 """`djinn demo` leaves no process behind. `djinn bench` runs the load generator. Both say why they do not start."""
 
+import asyncio
 import json
 import os
 import re
@@ -14,9 +15,12 @@ import httpx
 import psutil
 import pytest
 
+from app import demo as demo_module
+from client import AsyncDjinn
 from docs.site.pages import ROOT
 from loadgen.cli import make_parser
 from tests.processes import hear_interrupts
+from tests.serving import serve
 from tests.waiting import wait_until
 
 SHOWN = re.compile(r"Djinn is at (http://\S+):")
@@ -55,6 +59,23 @@ def test_agents_come_and_go_with_the_server(demo: tuple[subprocess.Popen[str], s
     process.send_signal(signal.SIGINT)
     assert process.wait(WAIT_S) == 130
     assert psutil.wait_procs(started, timeout=WAIT_S)[1] == []
+
+
+def test_an_agent_keeps_its_session_when_it_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_module, "TOOL_S", (0.0, 0.0))
+    seen: list[tuple[str, int]] = []
+
+    async def watch(url: str) -> None:
+        async with AsyncDjinn(url) as djinn, asyncio.timeout(WAIT_S):
+            life = asyncio.create_task(demo_module._live(djinn, "planner", 0.0))
+            while not seen or seen[-1] >= max(seen):
+                seen.extend([(each.id, each.info.tokens) async for each in djinn.sessions.list()])
+            life.cancel()
+
+    with serve() as url:
+        asyncio.run(watch(url))
+    assert len({session for session, _ in seen}) == 1
+    assert seen[-1][1] >= demo_module.NOTES
 
 
 @pytest.mark.long
