@@ -158,7 +158,4 @@ function isFinal(error) {
 const tell = (state, message) => (connection.value = { state, message });
 
 const pause = (milliseconds, signal) =>
-  new Promise((resolve) => {
-    setTimeout(resolve, milliseconds);
-    signal.addEventListener("abort", resolve, { once: true });
-  });
+  new Promise((resolve) => AbortSignal.any([signal, AbortSignal.timeout(milliseconds)]).addEventListener("abort", resolve));
