@@ -206,13 +206,20 @@ def test_all_that_pass_the_filters_are_parked_called_back_and_closed_together(
     open_page: OpenPage, http: httpx.Client
 ) -> None:
     mine, other = [open_session(http, tokens=40, team="red") for _ in range(3)], open_session(http, team="blue")
-    page = open_page()
+    page = open_page(refusals=True)
     expect(page.get_by_role("main")).to_contain_text("3 on the device, 0 away")  # one has no KV
-    page.get_by_label("Find an id or a tag").fill("team: red")
+    http.post(f"/v1/sessions/{mine[0]}/phase", json={"phase": "io_wait", "resume_in_ms": 3_600_000}).raise_for_status()
+    page.goto("/#/?find=team:+red")  # in a tab that shows all
+    expect(row(page, mine[0])).to_contain_text("io_wait")
     for action, phase in (("Park", "io_wait"), ("Call back", "ready")):
         page.get_by_role("button", name=f"{action} these 3").click()
-        for session in mine:
-            wait_until(http, session, lambda view, phase=phase: view["phase"] == phase)  # type: ignore[misc]
+        expect(rows(page).filter(has_text=phase)).to_have_count(3)
+        assert {http.get(f"/v1/sessions/{session}").json()["phase"] for session in mine} == {phase}
+        back = http.get(f"/v1/sessions/{mine[0]}").json()["returns_at"]
+        assert (back is not None) == (phase == "io_wait"), "one that is parked keeps what it has said"
+    page.route(
+        f"**/v1/sessions/{mine[0]}", lambda route: (http.delete(f"/v1/sessions/{mine[0]}"), route.continue_())
+    )  # others are sooner
     page.get_by_role("button", name="Close these 3").click()
     asks = page.get_by_role("dialog", name="Close 3 sessions?")
     expect(asks).to_contain_text("Their 120 tokens")

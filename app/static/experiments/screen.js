@@ -6,15 +6,13 @@ import { visible } from "../lib/tokens.js";
 import { HeadLooks, readAgain } from "../model/attention.js";
 import { LookAt } from "../model/example.js";
 import { moved } from "../model/heatmap.js";
-import { Failure, Loading, useAction } from "../shell/controls.js";
-import { server } from "../state/connection.js";
+import { Failure, isPhone, Loading, useAction } from "../shell/controls.js";
+import { connection, server } from "../state/connection.js";
 import { attempt } from "../state/notices.js";
 import { perKey } from "../state/per_key.js";
 import { loadPoints } from "../state/points.js";
-import { route } from "../state/route.js";
-import { isPhone } from "../state/window.js";
-import { best, chosen, FIRST_FORM, form, METRICS, sweep } from "./sweep.js";
-import { SweepForm } from "./sweep_form.js";
+import { formIn, route } from "../state/route.js";
+import { best, chosen, FIRST_FORM, form, METRICS, sweep, SweepForm } from "./sweep.js";
 
 export function ExperimentsScreen() {
   useEffect(() => void attempt("Points", loadPoints), []);
@@ -32,14 +30,8 @@ export function ExperimentsScreen() {
 
 /** An address may hold a form, from a link that somebody kept. What is none is left alone. */
 function fill(id) {
-  if (id === null) return;
-  try {
-    const kept = JSON.parse(id);
-    const isAlike = ([name, first]) => kept[name] === undefined || (typeof kept[name] === typeof first && Array.isArray(kept[name]) === Array.isArray(first));
-    if (Object.entries(FIRST_FORM).every(isAlike) && METRICS[kept.kind ?? FIRST_FORM.kind]) form.value = { ...FIRST_FORM, ...kept };
-  } catch {
-    // no form
-  }
+  const kept = formIn(id, FIRST_FORM);
+  if (kept && METRICS[kept.kind]) form.value = kept;
 }
 
 const Nothing = () => html`<div class="nothing dim">
@@ -180,7 +172,7 @@ function Chosen({ found, texts }) {
       <p role="status">${place ? html`${METRICS[found.body.metric.kind].label} <b>${place.value.toFixed(2)}</b>${share !== null && html`, <b>${shareOf(share)}</b> of the answer`}${writing(found, here)}` : "is not done yet"}</p>
       <${LookAt} question=${found.body.clean} layer=${here.layer} position=${found.body.by === "head" ? null : here.column} />
     </div>
-    ${QUERIES.includes(here.point) && found.body.by === "head" && html`<${HeadOf} prompt=${found.told.clean_token_ids} layer=${here.layer} head=${here.column} texts=${texts} />`}
+    ${QUERIES.includes(here.point) && found.body.by === "head" && html`<${HeadOf} key=${`${here.layer} ${found.told.clean_token_ids}`} prompt=${found.told.clean_token_ids} layer=${here.layer} head=${here.column} texts=${texts} />`}
   </section>`;
 }
 
@@ -191,14 +183,14 @@ const patterns = perKey(new Map());
 const QUERIES = ["q", "q_rot", "z"];
 
 function HeadOf({ prompt, layer, head, texts }) {
-  const { busy, error, act } = useAction();
+  const { error, act } = useAction();
   const key = `${layer} ${prompt}`;
   const heads = patterns.value.get(key);
   const load = () => act(async () => {
     const read = await readAgain(prompt, layer);
     patterns.value = new Map(patterns.peek()).set(key, read);
   });
-  useEffect(() => void (heads || load()), [key, busy]);
+  useEffect(() => void (heads || load()), [connection.value.state]);
   if (error) return html`<${Failure} error=${error} retry=${load} />`;
   if (!heads) return html`<${Loading} what="what the heads look at" />`;
   const one = heads.find((each) => each.number === head);

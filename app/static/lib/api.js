@@ -25,8 +25,13 @@ export async function call(method, path, { body, query, signal } = {}) {
 /** An answer whose body is still to come, as a `Response`. */
 export const open = (path, options) => request("GET", path, options);
 
-/** The bytes of an answer, as an ArrayBuffer; with a `body` it is posted. */
-export const download = async (path, body) => (await request(body ? "POST" : "GET", path, { json: body })).arrayBuffer();
+/** Delete what is at the path; what is gone already is as well. */
+export const erase = (path) => call("DELETE", path).catch((error) => {
+  if (error.status !== 404) throw error;
+});
+
+/** The bytes of an answer, as an ArrayBuffer. */
+export const download = async (method, path, { body, query } = {}) => (await request(method, path, { json: body, query })).arrayBuffer();
 
 /** Opens a session, or forks the one at the path `from`, gives its path to `use`, and closes it. Returns what `use` does. */
 export async function scratch(name, use, from = null) {
@@ -69,7 +74,8 @@ function dropped(error) {
   throw error instanceof TypeError ? Object.assign(new ApiError(0, { message: AWAY }), { during: connection.peek() }) : error;
 }
 
-function address(path, query = {}) {
+/** The URL of a path of the API. */
+export function address(path, query = {}) {
   const url = new URL(path.replace(/^\//, ""), document.baseURI);
   for (const [name, value] of Object.entries(query)) {
     if (value !== null && value !== undefined) url.searchParams.set(name, value);

@@ -1,5 +1,5 @@
 // Breakpoints of a session: which layer has which, and arming and removing them.
-import { call } from "../lib/api.js";
+import { call, erase } from "../lib/api.js";
 import { AFTER } from "../state/points.js";
 
 /** How long a pause may last. People read for longer than programs do. */
@@ -23,29 +23,38 @@ const isWatch = ({ action, point, layers, once, when }, numLayers) =>
  * see. */
 export const togglePause = (desk, layer, how, numLayers) => inTurn(desk, () => pauseOrNot(desk, layer, how, numLayers));
 
-async function pauseOrNot(desk, layer, { once, pass, point = AFTER }, numLayers) {
+async function pauseOrNot(desk, layer, how, numLayers) {
   const isWanted = !marksOf(desk.breakpoints.peek(), layer).pauses.length; // by who sees what is shown
   const found = await armed(desk);
   const { pauses } = marksOf(found, layer);
   if (!isWanted) return removeAll(desk, pauses);
-  if (!watchOf(found, numLayers)) desk.ownWatch = (await watch(desk, numLayers)).id;
-  if (!pauses.length) await arm(desk, { layer, point, action: "pause", when: { pass }, once, timeout_s: PAUSE_S });
+  if (!watchOf(found, numLayers)) desk.ownWatch = (await call(...watching(desk, numLayers))).id;
+  if (!pauses.length) await call(...pausing(desk, layer, how));
 }
+
+/** The call that arms a pause. */
+export const pausing = (desk, layer, { once, pass, point = AFTER }) =>
+  arming(desk, { layer, point, action: "pause", when: { pass }, once, timeout_s: PAUSE_S });
+
+/** The call that captures all layers. */
+export const watching = (desk, numLayers) => arming(desk, { layers: [...Array(numLayers).keys()], action: "capture" });
+
+/** The call that captures what stands at a point of a layer. */
+export const capturing = (desk, { layer, point }) => arming(desk, { layer, point, action: "capture" });
+
+/** The call that makes an edit at a point of a layer in every pass from now on. */
+export const steering = (desk, { layer, point }, edit) => arming(desk, { layer, point, action: "edit", edits: [edit] });
 
 /** Capture all layers until this is called again, or no more. */
 export const toggleWatch = (desk, numLayers) =>
   inTurn(desk, async () => {
     const shown = watchOf(desk.breakpoints.peek(), numLayers);
     if (shown) await removeAll(desk, [shown]);
-    else if (!watchOf(await armed(desk), numLayers)) await watch(desk, numLayers);
+    else if (!watchOf(await armed(desk), numLayers)) await call(...watching(desk, numLayers));
   });
 
-/** Make an edit at a point of a layer in every pass from now on. */
-export const steer = (desk, { layer, point }, edit) =>
-  inTurn(desk, () => arm(desk, { layer, point, action: "edit", edits: [edit] }));
-
-/** Capture what stands at a point of a layer, from now on. */
-export const capture = (desk, { layer, point }) => inTurn(desk, () => arm(desk, { layer, point, action: "capture" }));
+/** Send one of those calls. */
+export const arm = (desk, asked) => inTurn(desk, () => call(...asked));
 
 /** Remove these breakpoints. */
 export const disarm = (desk, gone) => inTurn(desk, () => removeAll(desk, gone));
@@ -71,16 +80,10 @@ async function show(desk) {
 
 const pathOf = (desk) => `/v1/sessions/${desk.id}/breakpoints`;
 const armed = async (desk) => (await call("GET", pathOf(desk))).data;
-const arm = (desk, body) => call("POST", pathOf(desk), { body });
-const watch = (desk, numLayers) => arm(desk, { layers: [...Array(numLayers).keys()], action: "capture" });
+const arming = (desk, body) => ["POST", pathOf(desk), { body }];
 
-/** One that somebody else has removed is gone as well. */
 async function removeAll(desk, gone) {
-  for (const { id } of gone) {
-    await call("DELETE", `${pathOf(desk)}/${id}`).catch((error) => {
-      if (error.status !== 404) throw error;
-    });
-  }
+  for (const { id } of gone) await erase(`${pathOf(desk)}/${id}`);
 }
 
 /** Forget what was captured. */

@@ -1,7 +1,6 @@
 // Where the heads of a layer look: a small picture for each, and one of them with its tokens.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { call, download } from "../lib/api.js";
-import { called, pythonIn } from "../lib/code.js";
+import { call, download, need } from "../lib/api.js";
 import { percent } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { read } from "../lib/safetensors.js";
@@ -9,7 +8,8 @@ import { visible } from "../lib/tokens.js";
 import { Button, Failure, useAction } from "../shell/controls.js";
 import { CopyAs } from "../shell/copy.js";
 import { points } from "../state/points.js";
-import { capture, disarm } from "./arming.js";
+import { heed, tell } from "../state/route.js";
+import { arm, capturing, disarm } from "./arming.js";
 
 export function Attention({ desk }) {
   const { busy, error, act } = useAction();
@@ -17,14 +17,27 @@ export function Attention({ desk }) {
   const [chosen, choose] = useState(null);
   const [found, setFound] = useState(null);
   const [number, setNumber] = useState(null);
+  const show = (at, head = null) => act(async () => {
+    setFound(await readHeads(desk.id, at));
+    pick(at, head);
+  });
+  const pick = (at, head) => {
+    setNumber(head);
+    tell({ head: `${at},${head ?? 0}` });
+  };
+  useEffect(() => heed((said) => {
+    const [at, head] = (said.get("head") ?? "none").split(",").map(Number);
+    if (!layers.includes(at) || desk.session.peek().tokens === 0) return;
+    choose(at);
+    show(at, head);
+  }), [layers.length]);
   if (layers.length === 0) return null;
   const layer = chosen ?? layers[layers.length >> 1];
   const watching = (desk.breakpoints.value ?? []).filter((each) => each.point === "pattern" && each.layers.includes(layer));
-  const watch = () => act(() => (watching.length ? disarm(desk, watching) : capture(desk, { layer, point: "pattern" })));
+  const watch = () => act(() => (watching.length ? disarm(desk, watching) : arm(desk, capturing(desk, { layer, point: "pattern" }))));
   const wait = busy ? "One moment" : null;
   const empty = desk.session.value.tokens === 0 ? "The session has no tokens yet: start a turn." : null;
   const head = found?.heads.find((each) => each.number === number) ?? found?.heads[0];
-  const body = { layer, point: "pattern", action: "capture" };
   return html`
     <section class="panel attention stack" aria-labelledby="attention-title">
       <h2 id="attention-title">Where heads look</h2>
@@ -32,12 +45,13 @@ export function Attention({ desk }) {
         <label>Layer <select value=${layer} onChange=${(event) => choose(Number(event.target.value))}>
           ${layers.map((each) => html`<option key=${each} value=${each}>${each}</option>`)}
         </select></label>
-        <${Button} class="primary" why=${wait ?? empty} onClick=${() => act(async () => setFound(await readHeads(desk.id, layer)))}>Show them<//>
+        <${Button} class="primary" why=${wait ?? empty} onClick=${() => show(layer)}>Show them<//>
         <label><input type="checkbox" checked=${watching.length > 0} disabled=${busy} onChange=${watch} />
           Watch the heads of this layer</label>
-        <${CopyAs} what="the heads of layer ${layer}" python=${() => pythonIn(desk.id, called("session.capture_at", [], { layer, point: "pattern" }),
-          "# after a turn:", called("session.captures", [], { point: "pattern", layer }))}
-          calls=${() => [["POST", `/v1/sessions/${desk.id}/breakpoints`, body], ["GET", `/v1/sessions/${desk.id}/captures?point=pattern&layer=${layer}`, undefined, "patterns.safetensors"]]} />
+        <${CopyAs} of=${{
+          "the heads that are shown": () => [(need(found, { message: "show them first" }), found.asked)],
+          "the watch": () => [capturing(desk, { layer, point: "pattern" })],
+        }} />
       </div>
       <${Failure} error=${error} />
       ${found === null && html`<p class="dim" role="status">
@@ -47,27 +61,28 @@ export function Attention({ desk }) {
       ${found && html`
         <p role="status">Layer ${found.layer}, ${found.isWatched ? "as captured" : "read again, without edits"}. Choose a head.</p>
         <div class="heads-grid">${found.heads.map((each) => html`<button key=${each.number} type="button" aria-pressed=${each === head}
-          onClick=${() => setNumber(each.number)}><${Pattern} head=${each} /><span>Head ${each.number}</span></button>`)}</div>
+          onClick=${() => pick(found.layer, each.number)}><${Pattern} head=${each} /><span>Head ${each.number}</span></button>`)}</div>
         <${HeadLooks} key=${`${found.layer} ${head.number}`} head=${head} texts=${found.texts} />`}
     </section>
   `;
 }
 
-/** `{layer, heads, texts, isWatched}` of a session: what was captured of the layer's patterns, or else what its tokens have there
- * when they are read again. */
+/** `{layer, heads, texts, isWatched, asked}` of a session: what was captured of the layer's patterns, or else what its tokens have there
+ * when they are read again. `asked` is the call that has told them. */
 async function readHeads(id, layer) {
   const { token_ids, pieces } = await call("GET", `/v1/sessions/${id}/history`, { query: { pieces: true } });
-  const captured = headsOf(await download(`/v1/sessions/${id}/captures?point=pattern&layer=${layer}`), ({ told }) => JSON.parse(told));
-  if (captured.length) return { layer, heads: captured, texts: pieces, isWatched: true };
-  return { layer, heads: await readAgain(token_ids, layer), texts: pieces, isWatched: false };
+  const kept = ["GET", `/v1/sessions/${id}/captures`, { query: { point: "pattern", layer }, out: OUT }];
+  const captured = headsOf(await download(...kept), ({ told }) => JSON.parse(told));
+  if (captured.length) return { layer, heads: captured, texts: pieces, isWatched: true, asked: kept };
+  return { layer, heads: await readAgain(token_ids, layer), texts: pieces, isWatched: false, asked: reading(token_ids, layer) };
 }
 
+const OUT = "patterns.safetensors";
+const reading = (prompt, layer) => ["POST", "/v1/experiments/activations", { body: { prompts: [prompt], points: ["pattern"], layers: [layer] }, out: OUT }];
+
 /** The heads of a layer over a prompt, which is a text or token ids. */
-export async function readAgain(prompt, layer) {
-  const body = { prompts: [prompt], points: ["pattern"], layers: [layer] };
-  const file = await download("/v1/experiments/activations", body);
-  return headsOf(file, ({ shape }) => ({ positions: [...Array(shape.at(-3)).keys()] }));
-}
+export const readAgain = async (prompt, layer) =>
+  headsOf(await download(...reading(prompt, layer)), ({ shape }) => ({ positions: [...Array(shape.at(-3)).keys()] }));
 
 /** Positions that are drawn: the last ones, so that a cell can be seen. */
 const MOST = 256;

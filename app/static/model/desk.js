@@ -5,12 +5,12 @@ import { happeningsOf, lastOf } from "../state/happenings.js";
 import { say } from "../state/notices.js";
 import { perSession } from "../state/per_key.js";
 import { AFTER } from "../state/points.js";
-import { asked, tell } from "../state/route.js";
+import { heed, tell } from "../state/route.js";
 import { sessionOf } from "../state/sessions.js";
 import { turnOf } from "../state/turns.js";
 import { refresh } from "./arming.js";
 import { FIRST_EDIT } from "./edits.js";
-import { makeLensMap } from "./lens_map.js";
+import { makeLensMap, MEASURES } from "./lens_map.js";
 
 /** How long the map waits for another edit of the checkpoint. */
 const GATHERED_MS = 100;
@@ -54,7 +54,7 @@ function makeDesk(id) {
     edit: signal(FIRST_EDIT),
     /** What that edit did to the checkpoint, or null: see edits.js. */
     preview: signal(null),
-    /** Two replies from one pause, or null: see compare.js. */
+    /** Two replies from one pause, or null: see edit_form.js. */
     comparison: signal(null),
     lens: makeLensMap(id),
     place: computed(() => placeOf(session.value)),
@@ -68,11 +68,10 @@ function makeDesk(id) {
 /** Follow the session until the function that this answers is called: the server computes for those who look. What was
  * between two looks, or while the server was away, nobody knows. */
 export function attend(desk) {
-  const [layer, position] = (asked().get("at") ?? "").split(",").map(Number);
-  if (position >= 0 && layer < server.peek().num_layers) desk.cell.value = { layer, position };
   let seen = null;
   let [shown, later] = [desk.edited.peek(), null];
   const stops = [
+    heed((said) => take(desk, said)),
     effect(() => {
       const place = desk.place.value;
       if (connection.value.state !== "live") seen = null;
@@ -88,6 +87,8 @@ export function attend(desk) {
     }),
     effect(() => {
       const asked = desk.measure.value;
+      const { kind, tokenId, beside, text } = asked;
+      tell({ cells: kind !== "top" && `${kind},${tokenId ?? beside ?? ""},${text ?? ""}` });
       untracked(() => desk.lens.measure(asked));
     }),
     effect(() => void (desk.heard.value && untracked(() => showArmed(desk)))),
@@ -100,12 +101,23 @@ export function attend(desk) {
     }),
     effect(() => {
       const last = Math.max(desk.session.value?.checkpoint?.created_at ?? 0, lastTurn(desk.id)?.time ?? 0);
-      if (last > desk.comparison.peek()?.time) desk.comparison.value = null; // it belongs to one pause
+      if (!(last > desk.comparison.peek()?.time)) return;
+      desk.comparison.value = null; // it belongs to one pause
+      tell({ fork: null });
     }),
     () => clearTimeout(later),
     desk.lens.leave,
   ];
   return () => stops.forEach((stop) => stop());
+}
+
+/** What a link says that one looked at. */
+function take(desk, said) {
+  const [layer, position] = (said.get("at") ?? "").split(",").map(Number);
+  if (position >= 0 && layer < server.peek().num_layers) desk.cell.value = { layer, position };
+  const [kind, of, ...text] = (said.get("cells") ?? "").split(",");
+  const { ofToken, ofSession, label } = MEASURES[kind] ?? {};
+  if (label) desk.measure.value = { kind, tokenId: ofToken ? Number(of) : null, text: text.join(), beside: ofSession ? of : null };
 }
 
 /** The news of the last turn's beginning; undefined if there was none. */

@@ -55,7 +55,7 @@ export const tryEdit = (desk) => atPause(desk, async (checkpoint) => {
   const [place, edit] = [desk.place.peek(), editOf(desk.edit.peek(), checkpoint)];
   const position = positionOf(desk, checkpoint, edit);
   const known = desk.preview.peek();
-  const original = known?.original ?? (await download(`${pathOf(desk)}/activation`));
+  const original = known?.original ?? (await download("GET", `${pathOf(desk)}/activation`));
   if (known) await putBack(desk, original);
   let preview = null;
   let plain = null;
@@ -93,10 +93,13 @@ async function atPause(desk, run) {
 
 const WENT_ON = "The turn went on before this could be done.";
 
+/** The call that makes an edit at the checkpoint of the session at a path. */
+export const editing = (path, edit) => ["POST", `${path}/checkpoint/edit`, { body: { edits: [edit] } }];
+
 /** Make an edit. `refused` is called if none was made. */
 async function make(desk, edit, refused) {
   try {
-    await call("POST", `${pathOf(desk)}/edit`, { body: { edits: [edit] } });
+    await call(...editing(sessionOf(desk), edit));
   } catch (error) {
     if (error.status >= 400 && error.status < 500) refused();
     throw error;

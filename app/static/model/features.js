@@ -1,7 +1,6 @@
 // Dictionaries: the features that are most active at the chosen token, where each is explained, and one that is held.
 import { useEffect, useState } from "preact/hooks";
 import { call, need, post } from "../lib/api.js";
-import { called, pythonIn } from "../lib/code.js";
 import { number } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { visible } from "../lib/tokens.js";
@@ -10,7 +9,8 @@ import { CopyAs } from "../shell/copy.js";
 import { say } from "../state/notices.js";
 import { perKey } from "../state/per_key.js";
 import { where } from "../state/points.js";
-import { capture, steer } from "./arming.js";
+import { heed, tell } from "../state/route.js";
+import { arm, capturing, steering } from "./arming.js";
 import { useLook } from "./norms.js";
 
 /** Those of the caller, by name; null before the first answer. */
@@ -22,12 +22,17 @@ export function Features({ desk }) {
   const { error, act } = useAction();
   const [name, setName] = useState("");
   useEffect(() => void act(load), []);
+  useEffect(() => heed((said) => setName(said.get("features") ?? "")), []);
+  const choose = ({ target }) => {
+    setName(target.value);
+    tell({ features: target.value });
+  };
   const found = dictionaries.value;
   const chosen = found?.find((each) => each.name === name) ?? found?.[0];
   return html`
     <section class="panel features stack" aria-labelledby="features-title">
       <div class="row"><h2 id="features-title">Features</h2>
-        ${chosen && html`<label>of <select value=${chosen.name} onChange=${(event) => setName(event.target.value)}>
+        ${chosen && html`<label>of <select value=${chosen.name} onChange=${choose}>
           ${found.map((each) => html`<option key=${each.name} value=${each.name}>${each.name}</option>`)}
         </select></label>
         <span class="dim">${chosen.architecture}, ${number(chosen.features)} features ${where(chosen.point, [chosen.layer])}</span>`}
@@ -60,16 +65,15 @@ function Active({ desk, dictionary }) {
       </li>`)}</ol>`
     : html`<p class="dim" role="status">Nothing is kept ${where(point, [layer])} at this position. Capture it, and start a turn.</p>`}
     <div class="row">
-      ${!isCaptured && html`<${Button} class="primary" why=${busy ? "One moment" : null} onClick=${() => act(() => capture(desk, { layer, point }))}>Capture ${where(point, [layer])}<//>`}
-      <${CopyAs} what="features" python=${() => pythonIn(desk.id, called("session.capture_at", [], { layer, point }), "# after a turn:", called("session.features", [name], { positions: "last", top_k: TOP }))}
-        calls=${() => [["GET", `/v1/sessions/${desk.id}/features?dictionary=${name}&positions=${told.positions}&top_k=${TOP}`]]} />
+      ${!isCaptured && html`<${Button} class="primary" why=${busy ? "One moment" : null} onClick=${() => act(() => arm(desk, capturing(desk, dictionary)))}>Capture ${where(point, [layer])}<//>`}
+      <${CopyAs} of=${{ "the features": () => [told.asked], "the capture": () => [capturing(desk, dictionary)] }} />
     </div>
   `;
 }
 
 async function hold(desk, { name, layer, point }, index, factor) {
   const feature = { dictionary: name, index };
-  await steer(desk, { layer, point }, factor === 0 ? { op: "ablate", feature } : { op: "scale", feature, factor });
+  await arm(desk, steering(desk, { layer, point }, factor === 0 ? { op: "ablate", feature } : { op: "scale", feature, factor }));
   say(`Feature ${index} is ${factor === 0 ? "off" : "doubled"} ${where(point, [layer])}, from the next turn on. “Edit” lists it.`);
 }
 

@@ -1,20 +1,19 @@
 // The ladder of layers beside the heatmap of the lens, and the cell that is looked at: its tokens with their
 // probabilities, and the path of one of them over the layers.
-import { called, pythonIn } from "../lib/code.js";
+import { useRef, useState } from "preact/hooks";
 import { nameOf, number, percent } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { visible } from "../lib/tokens.js";
 import { Failure, Folded } from "../shell/controls.js";
 import { CopyAs } from "../shell/copy.js";
 import { server } from "../state/connection.js";
-import { attempt, say } from "../state/notices.js";
-import { AFTER, points } from "../state/points.js";
+import { attempt, complain, say } from "../state/notices.js";
+import { AFTER, points, where } from "../state/points.js";
 import { all } from "../state/sessions.js";
-import { clearCaptures, toggleWatch, watchOf } from "./arming.js";
+import { clearCaptures, marksOf, pausing, togglePause, toggleWatch, watching, watchOf } from "./arming.js";
 import { Heatmap, useWindow } from "./heatmap.js";
-import { Ladder } from "./ladder.js";
-import { leadOf, MEASURES } from "./lens_map.js";
-import { LineChart } from "./line_chart.js";
+import { askedOf, leadOf, MEASURES } from "./lens_map.js";
+import { LineChart } from "./norms.js";
 
 export function Lens({ desk }) {
   const window = useWindow(desk);
@@ -71,17 +70,18 @@ function Tools({ desk }) {
         <i class="mark pause"></i>pauses <i class="mark capture"></i>captures <i class="mark edit"></i>edits
       </p>
       <${Measure} desk=${desk} />
-      <${CopyAs} what="the lens" python=${() => pythonIn(desk.id, `lens = ${called("session.lens_map", [], { positions: rangeOf(desk), top_k: 5 })}`, ...SHOWN)}
-        calls=${() => [["GET", `/v1/sessions/${desk.id}/lens?positions=${rangeOf(desk).join(":")}&top_k=5`]]} /><//>
+      <${CopyAs} of=${{
+        "the lens": () => [["GET", `/v1/sessions/${desk.id}/lens`, { query: { positions: rangeOf(desk), top_k: 5, ...askedOf(desk.measure.peek()) } }]],
+        "a pause": () => [pausing(desk, desk.cell.peek()?.layer ?? layers - 1, how)],
+        "the watch": () => [watching(desk, layers)],
+      }} /><//>
       <${Computing} desk=${desk} />
     </div>
   `;
 }
 
-const SHOWN = ["for layer in lens.layers:", "    print(layer.layer, [lens.texts[token] for token in layer.token_ids[-1]])", "lens  # in a notebook: a heatmap"];
-
 /** The positions of a map that one call can have: the last ones. */
-const rangeOf = ({ lens: { end } }) => [Math.max(0, end.peek() - 64), end.peek()];
+const rangeOf = ({ lens: { end } }) => `${Math.max(0, end.peek() - 64)}:${end.peek()}`;
 
 /** What the cells show. A token's measures are about the one of the list that was chosen last, or the answer. */
 function Measure({ desk }) {
@@ -144,10 +144,10 @@ function Cell({ desk }) {
 
 function summary(cell, column, top) {
   if (!cell) return html`<span class="dim">Choose a cell to see its tokens. Arrow keys move the choice.</span>`;
-  const where = `Layer ${cell.layer}, position ${cell.position}`;
-  if (!top) return html`${where}: <span class="dim">nothing is captured here.</span>`;
+  const here = `Layer ${cell.layer}, position ${cell.position}`;
+  if (!top) return html`${here}: <span class="dim">nothing is captured here.</span>`;
   const [best] = top;
-  return html`${where}, after ${code(column.text)}: ${code(best.text)} <b>${percent(best.p)}</b>`;
+  return html`${here}, after ${code(column.text)}: ${code(best.text)} <b>${percent(best.p)}</b>`;
 }
 
 /** Where the last answer of a column takes the lead. */
@@ -194,4 +194,64 @@ function Path({ desk }) {
       ${!isMeasured && html`<p class="dim">A layer has no point where the token is not among the five best. Let cells show its probability to see all.</p>`}
     </div>
   `;
+}
+
+const MOVES = { ArrowUp: -1, ArrowDown: 1, PageUp: -8, PageDown: 8, Home: -Infinity, End: Infinity };
+
+/** The layers of the model, from the first to the last: where the turn stands, and which layers have breakpoints. */
+function Ladder({ desk }) {
+  const list = useRef(null);
+  const count = server.value.num_layers;
+  const standing = desk.session.value.checkpoint?.layer ?? null;
+  void desk.lens.version.value;
+  const lead = desk.cell.value && leadOf(desk.lens.column(desk.cell.value.position));
+  const [current, setCurrent] = useState(standing ?? 0);
+  const move = (event) => {
+    const by = MOVES[event.key];
+    if (by === undefined) return;
+    event.preventDefault();
+    const next = Math.min(count - 1, Math.max(0, current + by));
+    setCurrent(next);
+    list.current.children[next].firstElementChild.focus({ preventScroll: next === current });
+  };
+  const arm = (layer) => {
+    setCurrent(layer);
+    togglePause(desk, layer, desk.how.peek(), count).catch((error) => complain(`Layer ${layer}`, error));
+  };
+  return html`
+    <div class="ladder">
+      <div class="corner dim" aria-hidden="true">layer</div>
+      <ol ref=${list} aria-label="Layers: choose one to pause after it" onKeyDown=${move}>
+        ${Array.from({ length: count }, (_, layer) => html`<${Rung} key=${layer} layer=${layer} standing=${standing}
+          marks=${marksOf(desk.breakpoints.value, layer)} how=${desk.how.value} tab=${layer === current} leads=${lead?.layer === layer ? lead.token.text : null} arm=${arm} />`)}
+      </ol>
+    </div>
+  `;
+}
+
+/** `leads` is the text of the token that takes the lead here, in the column that is looked at, or null. */
+function Rung({ layer, standing, marks, how, tab, leads, arm }) {
+  const { pauses, captures, edits } = marks;
+  const place = standing === null ? "" : layer === standing ? "here" : layer < standing ? "passed" : "";
+  return html`<li class=${leads === null ? place : `${place} leads`}>
+    <button tabindex=${tab ? 0 : -1} aria-pressed=${pauses.length > 0}
+      aria-label=${spoken(layer, marks, place)}
+      title=${pauses.length ? `Remove the pause ${where(pauses[0].point, [layer])}` : `Pause ${where(how.point, [layer])}`}
+      onClick=${() => arm(layer)}>
+      <i class="mark pause ${pauses.length ? "" : "off"} ${pauses.every((each) => each.once) ? "" : "each"}"></i>
+      <span class="number">${layer}</span>
+      <i class="mark capture ${captures.length ? "" : "off"}"></i>
+      <i class="mark edit ${edits.length ? "" : "off"}"></i>
+      <span class="stands">${place === "here" ? "paused" : leads !== null && visible(leads)}</span>
+    </button>
+  </li>`;
+}
+
+function spoken(layer, { pauses, captures, edits }, place) {
+  const said = [`Layer ${layer}`];
+  for (const { once, when } of pauses) said.push(`pauses ${once ? "once" : "each time"} in ${when.pass} pass`);
+  if (captures.length) said.push("captures");
+  if (edits.length) said.push("edits");
+  if (place === "here") said.push("the turn stands here");
+  return said.join(", ");
 }

@@ -191,15 +191,18 @@ function storeColumn(columns, fresh, { layers, count }, round) {
   columns.set(fresh.position, { ...fresh, rows, values, old, tried });
 }
 
+/** What is asked of the server for a measure. */
+export function askedOf({ kind, tokenId, beside }) {
+  const { ofToken, ofSession, of } = MEASURES[kind];
+  return { tokens: ofToken ? [tokenId] : undefined, beside: ofSession ? beside : undefined, measures: of && !ofToken && !ofSession ? true : undefined };
+}
+
 /** A list of `{position, tokenId, text, rows, values}` for positions in `[first, end)`, where `rows` is a Map from layers to
  * the `count` best tokens, `{tokenId, text, p}`: without a layer whose residual stream is not kept there. `p` is NaN
  * where that is not finite. */
-async function fetchLens(id, { first, end, layers, count }, { kind, tokenId, beside }, signal) {
-  const { ofToken, ofSession, of } = MEASURES[kind];
-  const query = {
-    positions: `${first}:${end}`, layers: layers.join(","), top_k: count,
-    tokens: ofToken ? tokenId : null, beside: ofSession ? beside : null, measures: of && !ofToken && !ofSession ? true : null,
-  };
+async function fetchLens(id, { first, end, layers, count }, measure, signal) {
+  const { of } = MEASURES[measure.kind];
+  const query = { positions: `${first}:${end}`, layers: layers.join(","), top_k: count, ...askedOf(measure) };
   const found = await call("GET", `/v1/sessions/${id}/lens`, { query, signal });
   const textOf = (tokenId) => found.texts[tokenId];
   return found.token_ids.map((tokenId, at) => {

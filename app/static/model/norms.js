@@ -1,24 +1,32 @@
-// The length of the residual stream by layer at one position, and its cosine to a named vector.
+// The length of the residual stream by layer at one position, its cosine to a named vector, and the chart of a value by layer.
 import { useEffect, useState } from "preact/hooks";
 import { call } from "../lib/api.js";
 import { short } from "../lib/format.js";
 import { html } from "../lib/html.js";
+import { pathOf } from "../lib/paths.js";
 import { Failure } from "../shell/controls.js";
+import { CopyAs } from "../shell/copy.js";
 import { server } from "../state/connection.js";
-import { LineChart } from "./line_chart.js";
+import { heed, tell } from "../state/route.js";
 import { isVector, VectorOptions } from "./vectors.js";
 
 export function Norms({ desk }) {
   const [chosen, setChosen] = useState("");
+  useEffect(() => heed((said) => setChosen(said.get("cosine") ?? "")), []);
+  const choose = ({ target }) => {
+    setChosen(target.value);
+    tell({ cosine: target.value });
+  };
   const name = isVector(chosen) ? chosen : ""; // it may have been deleted
-  const { found, error } = useLook(desk, "norms", { vector: name || null }, desk.preview.value);
+  const { found, error, asked } = useLook(desk, "norms", { vector: name || undefined }, desk.preview.value);
   return html`
     <section class="panel norms stack" aria-labelledby="norms-title">
       <h2 id="norms-title">Norm and cosine by layer</h2>
       <div class="row">
-        <label>Cosine to <select value=${name} onChange=${(event) => setChosen(event.target.value)}>
+        <label>Cosine to <select value=${name} onChange=${choose}>
           <${VectorOptions} none="no vector" />
         </select></label>
+        <${CopyAs} of=${{ "the norms": () => [asked] }} />
       </div>
       <${Failure} error=${error} />
       <${Charts} name=${name} found=${found} />
@@ -26,23 +34,23 @@ export function Norms({ desk }) {
   `;
 }
 
-/** `{found, error, positions}`: the server's answer of `what` at the position that is looked at, anew wherever the turn comes to, and
- * as `changed` does; without a position, at the last that is kept. */
-export function useLook(desk, what, asked, changed) {
+/** `{found, error, asked}`: the server's answer of `what` at the position that is looked at, anew wherever the turn comes to, and
+ * as `changed` does; without a position, at the last that is kept. `asked` is the call. */
+export function useLook(desk, what, query, changed) {
   const [answer, setAnswer] = useState({ found: null, error: null });
   const position = desk.cell.value?.position;
   const place = desk.place.value;
   const positions = position === undefined ? "last" : `${position}:${position + 1}`;
-  const query = { ...asked, positions };
+  const asked = ["GET", `/v1/sessions/${desk.id}/${what}`, { query: { ...query, positions } }];
   useEffect(() => {
     if (place === "busy") return undefined;
     const leaving = new AbortController();
-    call("GET", `/v1/sessions/${desk.id}/${what}`, { query, signal: leaving.signal })
+    call(...asked.slice(0, 2), { ...asked[2], signal: leaving.signal })
       .then((found) => setAnswer({ found, error: null }))
       .catch((error) => error.name !== "AbortError" && setAnswer({ found: null, error }));
     return () => leaving.abort();
-  }, [desk, JSON.stringify(query), place, changed]);
-  return { ...answer, positions };
+  }, [desk, JSON.stringify(asked), place, changed]);
+  return { ...answer, asked };
 }
 
 function Charts({ name, found }) {
@@ -59,3 +67,31 @@ function Charts({ name, found }) {
       : html`<p class="dim">Choose a vector.</p>`}</div>
   </div>`;
 }
+
+const [WIDTH, HEIGHT, LEFT, BOTTOM, TOP] = [320, 130, 46, 20, 8];
+
+/** A small chart. `values` has a number, or null, for each layer; the axis begins at `from`, or at the lowest value. */
+export function LineChart({ label, values, from = null, format }) {
+  const known = values.flatMap((value, layer) => (value === null ? [] : [{ layer, value }]));
+  if (!known.length) return html`<p class="dim">There are no values.</p>`;
+  const low = from ?? Math.min(...known.map((each) => each.value));
+  const high = Math.max(...known.map((each) => each.value), low + 1e-9);
+  const x = (layer) => LEFT + (layer / Math.max(1, values.length - 1)) * (WIDTH - LEFT - 8);
+  const y = (value) => TOP + (1 - (value - low) / (high - low)) * (HEIGHT - TOP - BOTTOM);
+  const highest = known.reduce((best, each) => (best.value >= each.value ? best : each));
+  const said = `${label}. Highest: ${format(highest.value)} after layer ${highest.layer}.`;
+  return html`
+    <svg class="chart" viewBox="0 0 ${WIDTH} ${HEIGHT}" role="img" aria-label=${said}>
+      ${[low, high].map((value) => html`<line class="rule" x1=${LEFT} x2=${WIDTH} y1=${y(value)} y2=${y(value)} />
+        <text x=${LEFT - 6} y=${y(value) + 4} text-anchor="end">${format(value)}</text>`)}
+      ${ticks(values.length).map(
+        (layer) => html`<text x=${x(layer)} y=${HEIGHT - 4} text-anchor="middle">${layer}</text>`,
+      )}
+      <path class="line" d=${pathOf(values, x, y)} />
+      ${known.map(({ layer, value }) => html`<circle class="dot" cx=${x(layer)} cy=${y(value)} r="2.5">
+        <title>layer ${layer}: ${format(value)}</title></circle>`)}
+    </svg>
+  `;
+}
+
+const ticks = (count) => [...new Set([0, Math.round((count - 1) / 3), Math.round((2 * (count - 1)) / 3), count - 1])];

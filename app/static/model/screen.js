@@ -10,15 +10,13 @@ import { attempt } from "../state/notices.js";
 import { loadPoints, where } from "../state/points.js";
 import { linkTo } from "../state/route.js";
 import { Attention } from "./attention.js";
-import { Compare } from "./compare.js";
 import { attend, deskOf, show } from "./desk.js";
-import { EditForm } from "./edit_form.js";
+import { Compare, EditForm } from "./edit_form.js";
 import { Features } from "./features.js";
 import { Lens } from "./lens.js";
 import { Norms } from "./norms.js";
 import { Steering } from "./steering.js";
-import { Throughput } from "./throughput.js";
-import { Turn } from "./turn.js";
+import { Throughput, Turn } from "./turn.js";
 import { refreshVectors, Vectors } from "./vectors.js";
 
 export function ModelScreen({ id }) {

@@ -1,14 +1,15 @@
 // Steering: a direction from two prompts, how strong it is added after a layer, and replies with it and without.
 import { useEffect } from "preact/hooks";
 import { call, download, need, scratch, stream } from "../lib/api.js";
-import { called, literal, pythonOf } from "../lib/code.js";
 import { html } from "../lib/html.js";
 import { read } from "../lib/safetensors.js";
-import { Button, errorElse, errorOf, Failure, Field, useAction } from "../shell/controls.js";
-import { CopyAs } from "../shell/copy.js";
+import { Button, errorElse, errorOf, Failure, Field, Folded, useAction } from "../shell/controls.js";
+import { called, CopyAs, literal, pythonOf } from "../shell/copy.js";
 import { server } from "../state/connection.js";
 import { say } from "../state/notices.js";
 import { perKey } from "../state/per_key.js";
+import { formIn, heed, tell } from "../state/route.js";
+import { steering } from "./arming.js";
 import { numberOf } from "./edits.js";
 import { isVector, keepVector, NameField, VectorOptions } from "./vectors.js";
 
@@ -21,10 +22,13 @@ const PRESETS = [
 const MOST_TOKENS = 40;
 
 /** The form, each field as typed; a `vector` that is kept takes the place of the two prompts. */
-const form = perKey({ ...PRESETS[0], vector: "", over: "last", layer: null, name: "" });
+const FIRST = { ...PRESETS[0], vector: "", over: "last", layer: null, name: "" };
+const form = perKey(FIRST);
 /** `{plain, steered}`: each `{text, done}`, or null before it began; and the direction that was used, with what it was made of. */
 const replies = perKey({ plain: null, steered: null });
 const direction = perKey(null);
+/** What the address says of the last run. */
+let ran = null;
 
 export function Steering() {
   const { busy, error, act } = useAction();
@@ -34,8 +38,19 @@ export function Steering() {
   const put = (changed) => (form.value = { ...form.peek(), ...changed });
   const set = ({ target }) => put({ [target.name.split("-").pop()]: target.value });
   useEffect(() => end, []);
-  const both = () => act(() => runBoth({ ...form.peek(), layer }));
-  const again = () => replies.peek().plain && runSteered({ ...form.peek(), layer }).catch((failed) => say(`Steering: ${failed.message}`, "error", failed));
+  const keep = () => {
+    const { title, name, ...asked } = { ...form.peek(), layer: form.peek().layer ?? layer };
+    tell({ steer: (ran = JSON.stringify(asked)) });
+    return asked;
+  };
+  useEffect(() => heed((said) => {
+    const asked = formIn(said.get("steer"), { ...FIRST, layer });
+    if (!asked) return;
+    form.value = asked;
+    if (said.get("steer") !== ran) both();
+  }), []);
+  const both = () => act(() => runBoth(keep()));
+  const again = () => replies.peek().plain && runSteered(keep()).catch((failed) => say(`Steering: ${failed.message}`, "error", failed));
   const text = (name, label, wide) => html`<${Field} wide=${wide} id="steer-${name}" label=${label} error=${errorOf(error, `steer-${name}`)} control=${(tied) => html`
     <input ...${tied} value=${kept[name]} autocomplete="off" onInput=${set} />`} />`;
   return html`
@@ -44,7 +59,7 @@ export function Steering() {
         ${PRESETS.map(({ title, ...preset }) => html`<button key=${title} aria-pressed=${preset.plus === kept.plus && !kept.vector}
           onClick=${() => put({ ...preset, vector: "" })}>${title}</button>`)}
       </div>
-      <form class="fields" noValidate onSubmit=${(event) => (event.preventDefault(), both())}>
+      <${Folded} title="Direction, layer, prompt and strength" open=${Boolean(error)}><form class="fields" noValidate onSubmit=${(event) => (event.preventDefault(), both())}>
         <${Field} id="steer-vector" label="Direction" control=${(tied) => html`<select ...${tied} value=${isVector(kept.vector) ? kept.vector : ""} onChange=${set}>
           <${VectorOptions} none="from two prompts" /></select>`} />
         <${Field} id="steer-layer" label="After layer" error=${errorOf(error, "steer-layer")} control=${(tied) => html`
@@ -56,10 +71,10 @@ export function Steering() {
         ${text("prompt", "Prompt of both replies", true)}
         <${Field} wide id="steer-factor" label="Strength: ${kept.factor}" error=${errorOf(error, "steer-factor")} control=${(tied) => html`
           <input ...${tied} type="range" min="-4" max="4" step="0.1" value=${kept.factor} onInput=${set} onChange=${again} />`} />
-      </form>
+      </form><//>
       <div class="row">
         <${Button} class="primary" why=${busy && "Both replies are on their way."} onClick=${both}>Run both<//>
-        <${CopyAs} what="steering" python=${() => pythonFor({ ...kept, layer })} calls=${() => callsFor({ ...kept, layer })} />
+        <${CopyAs} of=${{ steering: () => callsFor({ ...kept, layer }) }} python=${() => pythonFor({ ...kept, layer })} />
       </div>
       <${Failure} error=${errorElse(error, ["plus", "minus", "prompt", "layer", "factor"].map((name) => `steer-${name}`))} />
       <div class="sides">
@@ -114,9 +129,11 @@ async function runSteered({ prompt, factor, ...asked }) {
   const layer = numberOf(asked.layer, { param: "layer", message: "enter a layer" });
   const vector = asked.vector || (await directionOf(asked));
   if (signal.aborted) return;
-  const edit = { op: "add", vector: typeof vector === "string" ? vector : [...vector], factor: Number(factor), keep_norm: true };
+  const edit = added(typeof vector === "string" ? vector : [...vector], factor);
   await reply("steered", prompt, { layer, action: "edit", edits: [edit] }, signal);
 }
+
+const added = (vector, factor) => ({ op: "add", vector, factor: Number(factor), keep_norm: true });
 
 /** The difference of the two prompts, computed once. */
 async function directionOf({ plus, minus, layer, over }) {
@@ -131,7 +148,7 @@ async function difference({ plus, minus, layer: text, over }) {
   for (const [param, prompt] of Object.entries({ plus, minus })) need(prompt, { param, message: "enter a prompt" });
   const layer = numberOf(text, { param: "layer", message: "enter a layer" });
   const body = { prompts: [plus, minus], points: ["resid_post"], layers: [layer], reduce: over };
-  const [{ values }] = read(await download("/v1/experiments/activations", body).catch((error) => {
+  const [{ values }] = read(await download("POST", "/v1/experiments/activations", { body }).catch((error) => {
     throw Object.assign(error, { param: NAMES[error.param] ?? error.param });
   }));
   const size = values.length / 2;
@@ -180,8 +197,8 @@ function callsFor({ vector, name, prompt, layer, factor }) {
   const its = vector || name;
   if (!isVector(its)) throw new Error("keep the direction as a vector first: its numbers do not fit a command line");
   return [
-    ["POST", "/v1/sessions", {}],
-    ["POST", "/v1/sessions/ID/breakpoints", { layer: Number(layer), action: "edit", edits: [{ op: "add", vector: its, factor: Number(factor), keep_norm: true }] }],
-    ["POST", "/v1/sessions/ID/generate", turnOf(prompt)],
+    ["POST", "/v1/sessions"],
+    steering({ id: "ID" }, { layer: Number(layer) }, added(its, factor)),
+    ["POST", "/v1/sessions/ID/generate", { body: turnOf(prompt) }],
   ];
 }

@@ -3,7 +3,8 @@ import { useState } from "preact/hooks";
 import { call, need, upload } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { writeVector } from "../lib/safetensors.js";
-import { Button, errorElse, errorOf, Failure, Field, Loading, useAction } from "../shell/controls.js";
+import { Button, errorElse, errorOf, Failure, Field, Folded, Loading, useAction } from "../shell/controls.js";
+import { CopyAs } from "../shell/copy.js";
 import { attempt, say } from "../state/notices.js";
 import { perKey } from "../state/per_key.js";
 
@@ -51,7 +52,7 @@ export function Vectors() {
       <h2 id="vectors-title">Vectors</h2>
       <${Failure} error=${error} retry=${refreshVectors} />
       ${found === null ? !error && html`<${Loading} what="vectors" />` : html`<${List} found=${found} />`}
-      <${FromFile} />
+      <${Folded} title="Add a file"><${FromFile} /><//>
     </section>
   `;
 }
@@ -92,5 +93,6 @@ function FromFile() {
     <${Field} id="file" label="Safetensors file" error=${errorOf(error, "file") ?? errorElse(error, ["file-vector-name", "file"])?.message} control=${(told) => html`
       <input ...${told} type="file" accept=".safetensors" />`} />
     <${Button} type="submit" why=${busy && "It is being added."}>Add the file<//>
+    <${CopyAs} of=${{ "a vector from a file": () => [["POST", "/v1/vectors", { query: { name: name || "mine" }, file: "vector.safetensors" }]] }} />
   </form>`;
 }

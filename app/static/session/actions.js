@@ -3,9 +3,10 @@ import { useSignal } from "@preact/signals";
 import { ApiError, call, open } from "../lib/api.js";
 import { bytes, nameOf } from "../lib/format.js";
 import { html } from "../lib/html.js";
-import { CloseButton } from "../shell/close.js";
-import { Button, errorElse, Failure, isAbout, told, useAction, Wrong } from "../shell/controls.js";
-import { DropZone, importFile } from "../shell/import.js";
+import { Button, errorElse, Failure, Folded, isAbout, told, useAction, Wrong } from "../shell/controls.js";
+import { CopyAs } from "../shell/copy.js";
+import { CloseButton } from "../shell/dialog.js";
+import { DropZone, importFile } from "../sessions/open.js";
 import { isPast } from "../state/connection.js";
 import { say } from "../state/notices.js";
 import { go, linkTo } from "../state/route.js";
@@ -22,7 +23,7 @@ export function Actions({ view }) {
   return html`
     <section class="panel actions stack" aria-labelledby="actions">
       <h2 id="actions">Actions</h2>
-      <div class="row">
+      <${Folded} title="Park, call back, fork, export, import"><div class="row">
         ${button("Park", () => signal(view, "io_wait", back.value), "Phase io_wait: its KV leaves the device")}
         <${ReturnTime} value=${back} error=${error} />
       </div>
@@ -40,17 +41,24 @@ export function Actions({ view }) {
       <${Failure} error=${errorElse(error, ["resume_in_ms"])} />
       <${Failure} error=${exporting.error} />
       <${Import} />
+      <${CopyAs} of=${{
+        "the park": () => [phaseOf(view, "io_wait", back.value)], "the call back": () => [phaseOf(view, "ready")],
+        "the fork": () => [forkOf(view)], "the export": () => [exportOf(view)],
+      }} /><//>
     </section>
   `;
 }
 
 const DAY_S = 86_400;
 
+const phaseOf = ({ id }, phase, back = "") =>
+  ["POST", `/v1/sessions/${id}/phase`, { body: { phase, resume_in_ms: back.trim() ? 1000 * secondsOf(back) : undefined } }];
+const forkOf = ({ id }) => ["POST", `/v1/sessions/${id}/fork`];
+const exportOf = ({ id }) => ["GET", `/v1/sessions/${id}/export`, { out: `${id}.safetensors` }];
+
 /** Tell its phase. `back` is a text: seconds until it goes on, or nothing. */
-async function signal(view, phase, back = "") {
-  const body = { phase };
-  if (back.trim()) body.resume_in_ms = 1000 * secondsOf(back);
-  const { moving } = await call("POST", `/v1/sessions/${view.id}/phase`, { body });
+async function signal(view, phase, back) {
+  const { moving } = await call(...phaseOf(view, phase, back));
   const moved = moving ? `${bytes(moving.bytes)} of KV go to the ${moving.to}` : "nothing has to move";
   say(`Session ${nameOf(view)} has phase ${phase}: ${moved}`);
 }
@@ -62,16 +70,15 @@ function secondsOf(text) {
   throw new ApiError(0, { message: `back in: a number of seconds from 0 to ${DAY_S}; got ${text}`, param: "resume_in_ms" });
 }
 
-async function fork({ id }) {
-  const child = await call("POST", `/v1/sessions/${id}/fork`);
+async function fork(view) {
+  const child = await call(...forkOf(view));
   add(child);
   go(linkTo(child.id));
 }
 
 /** Save it as a file where the user says, or where the browser puts downloads. */
 async function save(view) {
-  const name = `${view.id}.safetensors`;
-  const path = `/v1/sessions/${view.id}/export`;
+  const [, path, { out: name }] = exportOf(view);
   const size = await (window.showSaveFilePicker ? saveTo(path, name) : download(path, name));
   say(`Session ${nameOf(view)} is saved as ${name}: ${bytes(size)}`);
 }

@@ -1,7 +1,8 @@
 // Where a turn is written and sent, with how it chooses its tokens, and where it is cancelled or resumed.
 import { ApiError } from "../lib/api.js";
 import { html } from "../lib/html.js";
-import { Button, errorElse, Failure, Field, isAbout, told, useAction, Wrong } from "../shell/controls.js";
+import { Button, errorElse, Failure, Field, Folded, isAbout, told, useAction, Wrong } from "../shell/controls.js";
+import { CopyAs } from "../shell/copy.js";
 import { server } from "../state/connection.js";
 import { perSession } from "../state/per_key.js";
 import { cancel, generate, resume, turnOf, whyNoTurn } from "../state/turns.js";
@@ -57,12 +58,16 @@ export function Composer({ view, title = "Generate", buttons: Buttons = Controls
       onSubmit=${send} onKeyDown=${onKeyDown}>
       ${title && html`<h2>${title}</h2>`}
       <${Input} draft=${written} change=${change} error=${error} />
-      <${Settings} draft=${written} change=${change} error=${error} />
+      <${Folded} title="How it chooses tokens" open=${Boolean(error)}><${Settings} draft=${written} change=${change} error=${error} /><//>
       <${Buttons} view=${view} running=${turn.value.running} />
+      <${CopyAs} of=${view.checkpoint ? resuming(view.id) : { "the turn": () => [["POST", `/v1/sessions/${view.id}/generate`, { body: bodyOf(written) }]] }} />
       <${Failure} error=${errorElse(error, SHOWN)} />
     </form>
   `;
 }
+
+const resuming = (id) => Object.fromEntries([["the resume", {}], ["the resume to the end", { until: "end" }]].map(([what, body]) =>
+  [what, () => [["POST", `/v1/sessions/${id}/resume`, { body }]]]));
 
 function sendDraft(id, sent, draft, turn) {
   let body;

@@ -8,7 +8,7 @@ import { Button } from "../shell/controls.js";
 import { happeningsBefore, happeningsOf, isSeen, loadPast, pastOf } from "../state/happenings.js";
 import { attempt } from "../state/notices.js";
 import { where } from "../state/points.js";
-import { asked, tell } from "../state/route.js";
+import { heed, tell } from "../state/route.js";
 
 /** What can be looked at, in seconds; null is all. */
 const RANGES = [["Everything known", null], ["Last day", 86_400], ["Last hour", 3600], ["Last 10 minutes", 600], ["Last minute", 60]];
@@ -17,8 +17,9 @@ const SHORTEST_S = 5;
 /** `end` is when a session was closed, whose `usage` nobody knows. */
 export function Timeline({ view, end = null }) {
   void second.value; // time goes on
-  const range = useSignal(RANGES.find(([, span]) => span === Number(asked().get("span")))?.[1] ?? null);
+  const range = useSignal(null);
   const now = end ?? serverTime();
+  useEffect(() => heed((said) => (range.value = RANGES.find(([, span]) => span === Number(said.get("span")))?.[1] ?? null)), []);
   useEffect(() => tell({ span: range.value }), [range.value]);
   const happenings = useHappenings(view.id);
   const lanes = lanesOf(happenings, now);

@@ -3,7 +3,7 @@ import { batch, effect, signal, untracked } from "@preact/signals";
 import { nameOf } from "../lib/format.js";
 import { memory } from "../state/memory.js";
 import { perKey } from "../state/per_key.js";
-import { asked, tell } from "../state/route.js";
+import { heed, tell } from "../state/route.js";
 import { all, revision } from "../state/sessions.js";
 import { bytesIn, bytesOf, leftOf, lookOf, LOOKS, placeOf, tagsOf, TIERS } from "./looks.js";
 
@@ -89,15 +89,14 @@ let timer = null;
 /** Keep the lists and the address true until the function that this answers is called. An address that says something
  * is taken at its word. */
 export function keepListing() {
-  const said = asked();
-  if (said.size > 0) batch(() => {
+  const stopAsked = heed((said) => said.size > 0 && batch(() => {
     text.value = said.get("find") ?? "";
     chosen.value = Object.fromEntries(FACETS.map(({ key, values }) => [key, values.filter((each) => said.get(key)?.split(",").includes(each))]));
     picked.value = said.get("only")?.split(",") ?? null;
     if (ORDERS[said.get("by")]) order.value = { by: said.get("by"), down: !said.has("up") };
     grouping.value = said.get("group") ?? "";
     isRoomy.value = said.has("roomy");
-  });
+  }));
   const stop = effect(() => {
     const { by, down } = order.value;
     const facets = Object.entries(chosen.value).map(([key, values]) => [key, values.join()]);
@@ -110,7 +109,7 @@ export function keepListing() {
     if (grouping.value) void memory.value;
     timer ??= setTimeout(refresh, INTERVAL_MS);
   });
-  return () => (stop(), stopNews(), clearTimeout(timer), (timer = null));
+  return () => (stopAsked(), stop(), stopNews(), clearTimeout(timer), (timer = null));
 }
 
 function refresh() {

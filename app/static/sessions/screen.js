@@ -3,19 +3,16 @@ import { useEffect } from "preact/hooks";
 import { bytes, counted, number } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { LookInside } from "../model/example.js";
-import { Button, Folded } from "../shell/controls.js";
-import { DropZone } from "../shell/import.js";
+import { Button, Folded, isPhone } from "../shell/controls.js";
 import { memory } from "../state/memory.js";
 import { EXPERIMENTS } from "../state/route.js";
 import { ids } from "../state/sessions.js";
-import { isPhone } from "../state/window.js";
 import { Findings, InWords } from "./findings.js";
 import { Board } from "./board/board.js";
 import { Activity } from "./charts/activity.js";
 import { Charts } from "./charts/charts.js";
 import { chosen, clear, counts, FACETS, group, grouping, groupings, isFiltered, isRoomy, keepListing, listed, order, text, toggle } from "./listing.js";
-import { CreateDialog, creating } from "./open/create.js";
-import { importAll, ImportButton, Imports } from "./open/import.js";
+import { CreateDialog, creating, DropZone, importAll, ImportButton, Imports } from "./open.js";
 import { Table, Together } from "./table.js";
 
 export function SessionsScreen() {

@@ -6,30 +6,29 @@ import { call } from "../lib/api.js";
 import { now } from "../lib/clock.js";
 import { bytes, coarse, counted, milliseconds, nameOf, number, waits } from "../lib/format.js";
 import { html } from "../lib/html.js";
-import { CloseButton, closing } from "../shell/close.js";
-import { Button, Named } from "../shell/controls.js";
+import { Button, isPhone, Named } from "../shell/controls.js";
+import { CloseButton, closing, Dialog } from "../shell/dialog.js";
 import { Icon } from "../shell/icons.js";
 import { isAway, isPast } from "../state/connection.js";
-import { perSession } from "../state/per_key.js";
+import { perKey, perSession } from "../state/per_key.js";
 import { go, linkTo } from "../state/route.js";
 import { ids, sessionOf, stateWord } from "../state/sessions.js";
-import { isPhone } from "../state/window.js";
 import { clear, folded, grouping, isRoomy, listed, order, rows, sortBy } from "./listing.js";
 import { bytesIn, leftOf, lookOf, tagsOf, tierName, TIERS } from "./looks.js";
-import { creating } from "./open/create.js";
+import { creating } from "./open.js";
 
 const size = (count) => (count === 0 ? html`<span class="dim">${bytes(0)}</span>` : bytes(count));
 
-/** `by` is what a column is sorted by; `width` is in pixels, for one that `grows` the least. A phone has room for some; what can be done there is on a session's screen. */
+/** `by` is what a column is sorted by; `width` is in pixels, for one that `grows` the least. A phone has room for some. */
 const COLUMNS = [
-  { title: "Session", by: "name", width: 176, grows: true, onPhone: 150, cell: (view) => html`<${Name} view=${view} />` },
+  { title: "Session", by: "name", width: 176, grows: true, onPhone: 120, cell: (view) => html`<${Name} view=${view} />` },
   { title: "Tags", width: 128, grows: true, cell: (view) => html`<${Tags} view=${view} />` },
-  { title: "State", by: "state", width: 104, onPhone: 104, cell: (view) => html`<${State} view=${view} />` },
-  { title: "Tokens", by: "tokens", width: 64, onPhone: 56, isNumber: true, cell: (view) => number(view.tokens) },
+  { title: "State", by: "state", width: 104, onPhone: 96, cell: (view) => html`<${State} view=${view} />` },
+  { title: "Tokens", by: "tokens", width: 64, onPhone: 54, isNumber: true, cell: (view) => number(view.tokens) },
   ...TIERS.map((by) => ({ title: tierName[by], by, width: 68, isNumber: true, cell: (view) => size(bytesIn(view, by)) })),
   { title: "Queue, restore, prefill", about: "what the last turn's first token waited for", by: "resume", width: 184, isNumber: true, cell: (view) => html`<${Resume} ...${view.usage.resume_ms} />` },
   { title: "Created", by: "created", width: 84, isNumber: true, cell: (view) => `${coarse(now.value - view.created_at)} ago` },
-  { title: "Returns", about: "when the client has said that it comes back", by: "returns", width: 88, isNumber: true, onPhone: 88, cell: (view) => html`<${Returns} view=${view} />` },
+  { title: "Returns", about: "when the client has said that it comes back", by: "returns", width: 88, isNumber: true, onPhone: 84, cell: (view) => html`<${Returns} view=${view} />` },
 ];
 
 const Name = ({ view }) => html`<a class="name" href=${linkTo(view.id)} title=${view.id}><${Named} view=${view} /></a>`;
@@ -60,7 +59,7 @@ const columns = computed(() =>
 /** Pixels of a row; a finger needs more. */
 const height = computed(() => (isRoomy.value || isPhone.value ? 40 : 28));
 const MORE = 6;
-const ACTIONS_WIDTH = 148;
+const actionsWidth = computed(() => (isPhone.value ? 40 : 148));
 
 export function Table() {
   const frame = useRef(null);
@@ -72,21 +71,22 @@ export function Table() {
     return () => observer.disconnect();
   }, []);
   useEffect(look, [height.value]);
-  const minWidth = columns.value.reduce((sum, { width }) => sum + width, isPhone.value ? 0 : ACTIONS_WIDTH);
+  const minWidth = columns.value.reduce((sum, { width }) => sum + width, actionsWidth.value);
   return html`<div class="table-frame" ref=${frame} tabindex="0" role="region" aria-label="Table of sessions" onScroll=${look}>
     <table aria-rowcount=${rows.value.length + 1} style=${{ minWidth: `${minWidth}px`, "--row": `${height.value}px` }}>
       <${Head} />
       <${Rows} ...${window} />
     </table>
     <${Nothing} />
+    <${Sheet} />
   </div>`;
 }
 
 const Head = () => html`
-  <colgroup>${columns.value.map(({ title, width, grows }) => html`<col key=${title} style=${{ width: grows ? "" : `${width}px` }} />`)}${!isPhone.value && html`<col style=${{ width: `${ACTIONS_WIDTH}px` }} />`}</colgroup>
+  <colgroup>${columns.value.map(({ title, width, grows }) => html`<col key=${title} style=${{ width: grows ? "" : `${width}px` }} />`)}<col style=${{ width: `${actionsWidth.value}px` }} /></colgroup>
   <thead><tr aria-rowindex="1">
     ${columns.value.map((column) => html`<${Title} key=${column.title} ...${column} />`)}
-    ${!isPhone.value && html`<th scope="col" class="actions">Actions</th>`}
+    <th scope="col" class="actions"><span class=${isPhone.value ? "hidden" : null}>Actions</span></th>
   </tr></thead>
 `;
 
@@ -115,7 +115,7 @@ function Group({ name, ids, bytes: held, isFolded, index }) {
   return html`<tr class="group" aria-rowindex=${index + 2}>
     <td colspan=${columns.value.length - !isPhone.value}><button class="quiet" aria-expanded=${!isFolded} onClick=${fold}>
       <span aria-hidden="true">${isFolded ? "▸" : "▾"}</span> ${name || `no ${grouping.value}`}</button> <span class="dim" title="Shared KV counts for each, up to what its tier holds">${counted(ids.length, "session")} · ${bytes(held)}</span></td>
-    ${!isPhone.value && html`<td class="actions" colspan="2"><div><${Together} ids=${ids} of=${` of ${name}`} /></div></td>`}
+    <td class="actions" colspan=${isPhone.value ? 1 : 2}><div><${More} name=${name || "no group"} ids=${ids}><${Together} ids=${ids} of=${` of ${name}`} /><//></div></td>
   </tr>`;
 }
 
@@ -145,7 +145,7 @@ function Row({ id, index }) {
   if (view === null) return null;
   return html`<tr aria-rowindex=${index + 2} data-id=${id} onClick=${(event) => isOnNothing(event) && go(linkTo(id))}>
     ${columns.value.map(({ title, isNumber, cell }) => html`<td key=${title} class=${isNumber ? "number" : null}>${cell(view)}</td>`)}
-    ${!isPhone.value && html`<td class="actions"><div><${Actions} view=${view} /></div></td>`}
+    <td class="actions"><div><${More} name=${nameOf(view)} ids=${[id]}><${Actions} view=${view} /><//></div></td>
   </tr>`;
 }
 
@@ -168,10 +168,25 @@ function Actions({ view }) {
 
 const isParked = ({ phase }) => phase === "io_wait" || phase === "idle";
 
-/** What can be done to all of these. */
+/** What can be done to all of these. One that is parked is not told to park again: it may have said when it returns. */
 export function Together({ ids, of = "" }) {
   const act = (word, run, kind = null) => html`<${Button} class=${kind} aria-label=${`${word} these ${ids.length}${of}`} onClick=${run}>${word}<//>`;
-  return html`${act("Park", () => ids.forEach(park))} ${act("Call back", () => ids.forEach(callBack))} ${act("Close", () => (closing.value = ids), "danger")}`;
+  const those = (parked) => ids.filter((id) => sessionOf(id).peek() && isParked(sessionOf(id).peek()) === parked);
+  return html`${act("Park", () => those(false).forEach(park))} ${act("Call back", () => those(true).forEach(callBack))} ${act("Close", () => (closing.value = ids), "danger")}`;
+}
+
+/** What the sheet is about, `{name, ids}`, or null. */
+const touched = perKey(null);
+
+/** Buttons; a phone has one in their place, which opens a sheet. */
+const More = ({ name, ids: its, children }) => (isPhone.value
+  ? html`<${Button} class="quiet" aria-haspopup="dialog" aria-label="What to do with ${name}" onClick=${() => (touched.value = { name, ids: its })}>⋯<//>` : children);
+
+function Sheet() {
+  const close = () => (touched.value = null);
+  return touched.value && html`<${Dialog} title=${touched.value.name} onClose=${close}>
+    <div class="row" onClick=${close}><${Together} ids=${touched.value.ids} /><button>Leave it</button></div>
+  <//>`;
 }
 
 /** The signal of why a button has done nothing to a session, or null. */

@@ -1,4 +1,5 @@
-// The frame around every screen.
+// The frame around every screen, and the start of the page.
+import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ExperimentsScreen } from "../experiments/screen.js";
 import { moment } from "../lib/clock.js";
@@ -7,21 +8,21 @@ import { harmless, html } from "../lib/html.js";
 import { ModelScreen } from "../model/screen.js";
 import { SessionScreen } from "../session/screen.js";
 import { Timeline } from "../session/timeline.js";
+import { keepPage } from "../sessions/open.js";
 import { SessionsScreen } from "../sessions/screen.js";
 import { connection, enterKey, key } from "../state/connection.js";
 import { dismiss, notices } from "../state/notices.js";
 import { loadPast, pastOf } from "../state/happenings.js";
+import { follow } from "../state/following.js";
 import { route } from "../state/route.js";
 import { ids, known, sessionOf } from "../state/sessions.js";
-import { CloseDialog } from "./close.js";
 import { Header } from "./header.js";
-import { Help } from "./help.js";
+import { CloseDialog, Help } from "./dialog.js";
 import { Icon } from "./icons.js";
-import { keepPage } from "./import.js";
 import { Empty } from "./controls.js";
 import { Palette } from "./palette.js";
 
-export function App() {
+function App() {
   const place = useRef(null);
   useEffect(() => {
     // What had the focus may have gone with the screen before.
@@ -109,3 +110,6 @@ const Notices = () => html`
     )}
   </ol>
 `;
+
+render(html`<${App} />`, document.getElementById("app"));
+follow();

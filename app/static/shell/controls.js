@@ -1,11 +1,10 @@
 // Buttons that say why they do nothing now, fields that say what is wrong with their values, and what stands in a place
 // that has nothing to show: empty, loading, or in error.
-import { useSignal } from "@preact/signals";
+import { signal, useSignal } from "@preact/signals";
 import { nameOf, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { AWAY, isAway, isPast } from "../state/connection.js";
 import { route } from "../state/route.js";
-import { isPhone } from "../state/window.js";
 
 /** `why` is the reason for which it cannot be used now, or null; without the server none can. It keeps the focus then, so
  * that a keyboard does not lose its place while a turn runs. */
@@ -65,6 +64,12 @@ export const errorOf = (error, name) => (isAbout(error, name) ? error.message.re
 /** An error that is about none of these fields, or about what one held before the answer came; else null. */
 export const errorElse = (error, fields) =>
   fields.some((name) => names(error, name) && !(editOf(name) > error.asked && editOf(name) < error.told)) ? null : error;
+
+const PHONE = matchMedia("(max-width: 600px)");
+
+/** Whether the window is as narrow as a phone. */
+export const isPhone = signal(PHONE.matches);
+PHONE.addEventListener("change", () => (isPhone.value = PHONE.matches));
 
 /** Folded on a phone, and opened by one touch. */
 export const Folded = ({ title, open, children }) => (isPhone.value ? html`<details class="folded" open=${open}><summary>${title}</summary>${children}</details>` : children);

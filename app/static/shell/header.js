@@ -6,7 +6,7 @@ import { connection, enterKey, key, server } from "../state/connection.js";
 import { memory } from "../state/memory.js";
 import { EXPERIMENTS, HOME, linkTo, route } from "../state/route.js";
 import { sessionOf } from "../state/sessions.js";
-import { helping } from "./help.js";
+import { helping } from "./dialog.js";
 import { Icon } from "./icons.js";
 
 const THEMES = ["system", "light", "dark"];

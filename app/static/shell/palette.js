@@ -6,11 +6,10 @@ import { nameOf, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { EXPERIMENTS, experimentLink, go, HOME, linkTo } from "../state/route.js";
 import { group, groupings } from "../sessions/listing.js";
-import { creating } from "../sessions/open/create.js";
+import { creating } from "../sessions/open.js";
 import { all, stateWord } from "../state/sessions.js";
-import { Dialog } from "./dialog.js";
 import { nextTheme } from "./header.js";
-import { helping } from "./help.js";
+import { Dialog, helping } from "./dialog.js";
 
 const isOpen = signal(false);
 const MOST = 12;

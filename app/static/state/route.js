@@ -1,5 +1,5 @@
 // Which screen is open. It is in the address after `#`, so that the browser's buttons and links work.
-import { signal } from "@preact/signals";
+import { effect, signal, untracked } from "@preact/signals";
 
 /** The part as it is where it is no escaped text. */
 function decode(part) {
@@ -35,7 +35,16 @@ export function go(link) {
 export const replace = (link) => history.replaceState(null, "", link);
 
 /** What the address says behind "?": what is looked at on the screen. A link to it shows the same. */
-export const asked = () => new URLSearchParams(location.hash.split("?")[1]);
+const asked = () => new URLSearchParams(location.hash.split("?")[1]);
+
+/** Has `take` read it, now and whenever one enters another address of this screen, until the function that this answers is called. */
+export function heed(take) {
+  const { id, part } = route.peek();
+  return effect(() => {
+    const now = route.value;
+    if (now.id === id && now.part === part) untracked(() => take(asked()));
+  });
+}
 
 /** Have the address say these too; what is empty is left out. */
 export function tell(values) {
@@ -43,4 +52,15 @@ export function tell(values) {
   for (const [name, value] of Object.entries(values)) value ? all.set(name, value) : all.delete(name);
   const link = (location.hash.split("?")[0] || HOME) + (all.size ? `?${all}` : "");
   if (link !== (location.hash || HOME)) replace(link);
+}
+
+/** A form that an address holds as JSON, with the fields of `first`; null where it is none. */
+export function formIn(text, first) {
+  try {
+    const kept = JSON.parse(text);
+    const isAlike = ([name, value]) => kept[name] === undefined || (typeof kept[name] === typeof value && Array.isArray(kept[name]) === Array.isArray(value));
+    return Object.entries(first).every(isAlike) ? { ...first, ...kept } : null;
+  } catch {
+    return null;
+  }
 }

@@ -2,13 +2,14 @@
 
 import math
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, Route, expect
 from safetensors.numpy import load
 
 from tests.browser.conftest import OpenPage
@@ -18,12 +19,49 @@ from tests.browser.model.conftest import PROMPT, Inside
 pytestmark = pytest.mark.browser
 
 CLIPBOARD = ("clipboard-read", "clipboard-write")
+CLOSE = "djinn.close()"
 CLEAN, CORRUPTED = "The cat sat here", "The dog sat here"
 
 
 def share(part: float) -> str:
     """As the page writes it."""
     return f"{100 * part:.{0 if part >= 0.1 else 1}f} %"
+
+
+def copied(page: Page, what: str, as_: str = "Python") -> str:
+    choice = page.get_by_label("What to copy").filter(has=page.locator("option", has_text=what))
+    if choice.count():
+        choice.select_option(what)
+    page.get_by_title(f"Copy as {as_}: {what}", exact=True).click()
+    expect(page.get_by_role("list", name="Messages")).to_contain_text(f"Copied as {as_}: {what}")
+    return str(page.evaluate("navigator.clipboard.readText()"))
+
+
+def test_the_code_of_an_action_does_it_without_the_page_and_a_link_shows_the_same(
+    http: httpx.Client, open_page: OpenPage, tmp_path: Path
+) -> None:
+    inside = Inside(http, open_page, permissions=CLIPBOARD)
+    page, last = inside.page, inside.layers - 1
+    exec(copied(page, "the question") + CLOSE)
+    inside.expect_pause(last)
+    page.get_by_label("Operation").select_option("ablate")
+    exec(copied(page, "the edit") + CLOSE)
+    assert not np.any(inside.activation()[-1])
+    page.get_by_label("Cells show").select_option("entropy")
+    page.get_by_role("region", name="Where heads look").get_by_role("button", name="Show them").click()
+    page.locator(".heads-grid button").nth(1).click()
+    for what in ("the lens", "the heads that are shown"):
+        subprocess.run(["bash", "-ec", copied(page, what, "curl")], cwd=tmp_path, check=True)
+    assert load((tmp_path / "patterns.safetensors").read_bytes())
+    inside.button("Fork and compare").click()
+    replies = page.get_by_role("region", name="Fork and compare").get_by_role("article")
+    expect(page.get_by_role("region", name="Fork and compare").get_by_role("status")).not_to_have_text("Both run.")
+    told = [said.strip()[-9:] for said in replies.locator("p").all_text_contents()]
+    page.goto(copied(page, "the comparison", "link"))
+    page.reload()
+    expect(replies.locator("p")).to_contain_text(told)
+    expect(page.get_by_label("Cells show")).to_have_value("entropy")
+    expect(page.get_by_role("button", name="Head 1")).to_have_attribute("aria-pressed", "true")
 
 
 def test_from_nothing_to_the_head_that_brings_the_answer_back(open_page: OpenPage, http: httpx.Client) -> None:
@@ -36,13 +74,19 @@ def test_from_nothing_to_the_head_that_brings_the_answer_back(open_page: OpenPag
     run.click()
     expect(answer).to_have_accessible_description(re.compile("must be 1 token"))
     answer.fill("#21")
+    refused: list[Route] = []
+    page.route("**/activations", lambda route: (refused.append(route), route.fulfill(status=429, json={"error": {}})))
     run.click()
+    again = page.get_by_role("button", name="Try again")
+    expect(again).to_be_visible()
+    page.wait_for_timeout(300)
+    assert len(refused) == 1
+    page.unroute("**/activations")
+    again.click()
     said = page.get_by_role("region", name="The sweep").get_by_role("status").first
     expect(said).to_contain_text("places in")
-    page.get_by_title("Copy as Python: the sweep").click()
-    expect(page.get_by_role("list", name="Messages")).to_contain_text("Copied as Python")
     left: dict[str, Any] = {}
-    exec(page.evaluate("navigator.clipboard.readText()"), left)
+    exec(copied(page, "the sweep"), left)
     sweep, djinn = left["sweep"], left["djinn"]
     [(layer, head, part)] = sweep.tables[0].best(1)
     layers = sweep.tables[0].layers
@@ -125,5 +169,6 @@ def test_features_of_a_dictionary_at_the_chosen_token(inside: Inside, tmp_path: 
     panel.get_by_role("button", name=f"Switch feature {at['top'][0]['index']} off").click()
     expect(inside.page.get_by_role("list", name="Messages")).to_contain_text("is off after layer 1")
     assert inside.breakpoints("edit")[0]["edits"][0]["op"] == "ablate"
+    inside.page.goto("about:blank")  # before the session is closed
     inside.call("DELETE", inside.path)
     inside.call("DELETE", "/v1/dictionaries/drawn")
