@@ -142,12 +142,13 @@ def test_single_keys_are_told_and_can_be_switched_off(open_page: OpenPage, http:
     expect(help_dialog).to_be_hidden()
 
 
-def test_the_screen_of_sessions_is_accessible_in_both_themes_and_fits_any_window(
-    open_page: OpenPage, http: httpx.Client
-) -> None:
+def test_the_screen_of_sessions_is_accessible_and_fits_any_window(open_page: OpenPage, http: httpx.Client) -> None:
     sessions = [open_session(http, tokens=tokens, name=f"of-{tokens}") for tokens in (0, 40, 300)]
     signal(http, sessions[1], "io_wait")
     page = open_page(viewport={"width": 400, "height": 900})
+    page.get_by_label("What to do with of-300").click()
+    page.get_by_role("dialog", name="of-300").get_by_role("button", name="Park").click()
+    expect(row(page, sessions[2])).to_contain_text("io_wait")
     for width in (400, 3840, 1280):
         page.set_viewport_size({"width": width, "height": 900})
         expect(page.locator(f'.cell[data-id="{sessions[2]}"]')).to_be_visible()

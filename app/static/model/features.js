@@ -4,7 +4,7 @@ import { call, need, post } from "../lib/api.js";
 import { number } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { visible } from "../lib/tokens.js";
-import { Button, errorElse, errorOf, Failure, Field, Loading, useAction } from "../shell/controls.js";
+import { Button, errorElse, errorOf, Failure, Field, isPhone, Loading, useAction } from "../shell/controls.js";
 import { CopyAs } from "../shell/copy.js";
 import { say } from "../state/notices.js";
 import { perKey } from "../state/per_key.js";
@@ -40,7 +40,7 @@ export function Features({ desk }) {
       <${Failure} error=${error} retry=${() => act(load)} />
       ${found === null && !error && html`<${Loading} what="dictionaries" />`}
       ${chosen && html`<${Active} key=${chosen.name} desk=${desk} dictionary=${chosen} />`}
-      <details open=${found?.length === 0}><summary>Add a dictionary</summary><${Upload} /></details>
+      <details open=${found?.length === 0 && !isPhone.value}><summary>Add a dictionary</summary><${Upload} /></details>
     </section>
   `;
 }

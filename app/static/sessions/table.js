@@ -21,10 +21,10 @@ const size = (count) => (count === 0 ? html`<span class="dim">${bytes(0)}</span>
 
 /** `by` is what a column is sorted by; `width` is in pixels, for one that `grows` the least. A phone has room for some. */
 const COLUMNS = [
-  { title: "Session", by: "name", width: 176, grows: true, onPhone: 120, cell: (view) => html`<${Name} view=${view} />` },
+  { title: "Session", by: "name", width: 176, grows: true, onPhone: 114, cell: (view) => html`<${Name} view=${view} />` },
   { title: "Tags", width: 128, grows: true, cell: (view) => html`<${Tags} view=${view} />` },
   { title: "State", by: "state", width: 104, onPhone: 96, cell: (view) => html`<${State} view=${view} />` },
-  { title: "Tokens", by: "tokens", width: 64, onPhone: 54, isNumber: true, cell: (view) => number(view.tokens) },
+  { title: "Tokens", by: "tokens", width: 64, onPhone: 60, isNumber: true, cell: (view) => number(view.tokens) },
   ...TIERS.map((by) => ({ title: tierName[by], by, width: 68, isNumber: true, cell: (view) => size(bytesIn(view, by)) })),
   { title: "Queue, restore, prefill", about: "what the last turn's first token waited for", by: "resume", width: 184, isNumber: true, cell: (view) => html`<${Resume} ...${view.usage.resume_ms} />` },
   { title: "Created", by: "created", width: 84, isNumber: true, cell: (view) => `${coarse(now.value - view.created_at)} ago` },

@@ -171,9 +171,7 @@ def test_steps_in_a_row_keep_what_is_known_and_ask_for_the_rest(inside: Inside) 
     assert parse_qs(urlsplit(asked.value.url).query)["layers"] == [",".join(map(str, range(1, inside.layers)))]
 
 
-def test_a_long_context_is_asked_for_as_it_is_scrolled_to_and_a_new_pause_brings_the_map_to_its_tokens(
-    inside: Inside,
-) -> None:
+def test_a_long_context_is_asked_for_as_it_is_scrolled_to_and_a_new_pause_moves_the_map(inside: Inside) -> None:
     asked: list[str] = []
     inside.page.on("request", lambda request: asked.append(request.url))
     inside.arm(2)
