@@ -27,8 +27,8 @@ const form = perKey(FIRST);
 /** `{plain, steered}`: each `{text, done}`, or null before it began; and the direction that was used, with what it was made of. */
 const replies = perKey({ plain: null, steered: null });
 const direction = perKey(null);
-/** What the address says of the last run. */
-let ran = null;
+/** The form as the address has it. */
+let told = null;
 
 export function Steering() {
   const { busy, error, act } = useAction();
@@ -38,16 +38,17 @@ export function Steering() {
   const put = (changed) => (form.value = { ...form.peek(), ...changed });
   const set = ({ target }) => put({ [target.name.split("-").pop()]: target.value });
   useEffect(() => end, []);
+  /** Have the address say it. */
   const keep = () => {
     const { title, name, ...asked } = { ...form.peek(), layer: form.peek().layer ?? layer };
-    tell({ steer: (ran = JSON.stringify(asked)) });
+    tell({ steer: (told = JSON.stringify(asked)) });
     return asked;
   };
   useEffect(() => heed((said) => {
     const asked = formIn(said.get("steer"), { ...FIRST, layer });
     if (!asked) return;
     form.value = asked;
-    if (said.get("steer") !== ran) both();
+    if (said.get("steer") !== told) both();
   }), []);
   const both = () => act(() => runBoth(keep()));
   const again = () => replies.peek().plain && runSteered(keep()).catch((failed) => say(`Steering: ${failed.message}`, "error", failed));
@@ -74,7 +75,7 @@ export function Steering() {
       </form><//>
       <div class="row">
         <${Button} class="primary" why=${busy && "Both replies are on their way."} onClick=${both}>Run both<//>
-        <${CopyAs} of=${{ steering: () => callsFor({ ...kept, layer }) }} python=${() => pythonFor({ ...kept, layer })} />
+        <${CopyAs} of=${{ steering: () => callsFor({ ...kept, layer }) }} python=${() => pythonFor({ ...kept, layer })} before=${keep} />
       </div>
       <${Failure} error=${errorElse(error, ["plus", "minus", "prompt", "layer", "factor"].map((name) => `steer-${name}`))} />
       <div class="sides">

@@ -5,17 +5,18 @@ import { html } from "../lib/html.js";
 import { key } from "../state/connection.js";
 import { attempt, say } from "../state/notices.js";
 
-/** `of` has a function for each action, asked at the click: it answers the calls that the page sends, each as `call` takes it. It may throw
- * what is wrong with the form. Options of a call may also have `file`, which is sent, and `out`, the file for the answer. In a path `ID`
- * is the session that a call before has opened or forked. `python` is a function that answers a text, where calls do not say all. */
-export function CopyAs({ of, python }) {
+/** `of` has a function for each action, asked at the click: it answers the calls that the page sends, each as `call` takes it, or throws
+ * what is wrong with the form. Options of a call may also have `file`, which is sent, and `out`, the file for the answer. In a path
+ * `ID` is the session that a call before has opened or forked. `python` is a function that answers a text, where calls do not say
+ * all. `before` has the address say what is seen, where it does not by itself. */
+export function CopyAs({ of, python, before }) {
   const [chosen, choose] = useState(null);
   const names = Object.keys(of);
   const what = names.find((name) => name === chosen) ?? names[0];
   return html`<span class="copies dim" role="group" aria-label="Copy ${what}">Copy
     ${names[1] && html`<select aria-label="What to copy" value=${what} onChange=${({ target }) => choose(target.value)}>${names.map((name) => html`<option key=${name}>${name}</option>`)}</select>`} as
     <${Copy} as="Python" what=${what} text=${python ?? (() => pythonOf(...linesOf(of[what]())))} /><${Copy} as="curl" what=${what} text=${() => curlOf(of[what]())} />
-    <${Copy} as="link" what=${what} text=${() => location.href} />
+    <${Copy} as="link" what=${what} text=${() => (before?.(), location.href)} />
   </span>`;
 }
 
