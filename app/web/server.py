@@ -12,11 +12,12 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 import uvicorn
 from fastapi import FastAPI
@@ -44,6 +45,23 @@ UNSENT_BYTES = 256 << 10
 It is then soon clear whether a client reads slowly, or nothing.
 """
 RETRY_AFTER_S = 1
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """Looks names of hosts up on threads of its own: where no name server answers, those of all other work are free."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._resolver = ThreadPoolExecutor(4, "djinn-resolver")
+
+    async def getaddrinfo(self, host: Any, port: Any, **how: Any) -> list[Any]:
+        """As `socket` has it."""
+        return await self.run_in_executor(self._resolver, partial(socket.getaddrinfo, host, port, **how))
+
+    def close(self) -> None:
+        """Do not wait for names."""
+        self._resolver.shutdown(wait=False, cancel_futures=True)
+        super().close()
 
 
 class AcceptedSocket(socket.socket):
@@ -264,7 +282,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                loop="asyncio",
+                loop=f"{__name__}:{Loop.__name__}",
                 log_config=None,  # its lines have the form of all others
                 log_level="warning",
                 access_log=False,

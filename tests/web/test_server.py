@@ -1,5 +1,6 @@
 """A server's port and its garbage, its end when the engine is lost, and SIGHUP while it loads."""
 
+import asyncio
 import gc
 import os
 import signal
@@ -15,7 +16,7 @@ from app.cli import main
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import ModelInfo
 from app.web.connections import Caps
-from app.web.server import ENGINE_LOST, Hangups, Server, bind
+from app.web.server import ENGINE_LOST, Hangups, Loop, Server, bind
 from tests.bridge.engines import DyingEngine, app_of
 from tests.serving import START_TIMEOUT_S, tiny_settings
 from tests.waiting import wait_until
@@ -32,6 +33,20 @@ def test_small_answers_are_not_held_back() -> None:
     """With Nagle's algorithm, headers and body in two writes cost 40 ms. asyncio ends it for sockets of this kind."""
     with bind("127.0.0.1", 0) as bound:
         assert bound.proto == socket.IPPROTO_TCP
+
+
+def test_names_that_nobody_looks_up_leave_threads_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answered.wait(START_TIMEOUT_S))
+
+    async def work() -> None:
+        looked_up = [asyncio.ensure_future(asyncio.get_running_loop().getaddrinfo("h", 1)) for _ in range(64)]
+        await asyncio.sleep(0)
+        await asyncio.to_thread(answered.set)
+        assert all(await asyncio.gather(*looked_up))
+
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        runner.run(work())
 
 
 def test_a_port_that_another_server_has_taken_is_refused_before_it_listens() -> None:
