@@ -76,8 +76,6 @@ class Prefill:
             registry.turns.apart_tokens = lambda: 0 if self._best() is None else settings.prefill_apart_tokens
             registry.table.on_lacking = lambda session, notice: self.tasks.start(self._have_computed(session, notice))
 
-    # Prompts that other servers compute for this one.
-
     def _best(self) -> Replica | None:
         """The server with the fewest turns of those that compute prompts."""
         found = [each for each in self._fleet.ready if each.seen.role == PREFILL]
@@ -127,8 +125,6 @@ class Prefill:
             replica.shun(SHUNNED_S)
             raise
         return send(connection, GO)
-
-    # Prompts that this server computes for others.
 
     async def offer(self, offer: PromptOffer, take: Take) -> None:
         """Compute a prompt, without waiting. Raises `DjinnError`, `ValueError`, `OSError`."""

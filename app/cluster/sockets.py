@@ -26,9 +26,7 @@ NOT_PASSED = frozenset(
 
 
 async def pass_socket(hops: Hops, replica: Replica, scope: Scope, receive: Receive, send: Send) -> None:
-    """Have the replica serve a WebSocket until either side ends it. If it refuses, the client gets its answer; if it is
-    lost, the client is told to come again. Raises `ReplicaAway`, `ReplicaLost` before the handshake is answered.
-    """
+    """Have the replica serve a WebSocket, or refuse it. Raises `ReplicaAway`, `ReplicaLost` before it has answered."""
     await receive()  # the handshake
     latin, target = "latin-1", target_bytes(scope).replace(b"#", b"%23")
     headers = [each for each in forwarded(scope) if each[0] not in NOT_PASSED]

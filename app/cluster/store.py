@@ -60,9 +60,7 @@ class Store(ABC):
 
     @abstractmethod
     async def lend(self, key: str, value: str, seconds: float) -> bool:
-        """Set the value for that many seconds. Returns whether this view has lent one without a gap since the first
-        time. If not, another replica may have seen none.
-        """
+        """Set the value for that many seconds. Returns whether this view has lent one all the time since its first."""
 
     @abstractmethod
     async def take_back(self, key: str) -> None:
@@ -87,9 +85,7 @@ CREATE TABLE IF NOT EXISTS entry (
     key TEXT PRIMARY KEY, value TEXT NOT NULL, lender TEXT, ends_at REAL, machine TEXT
 ) STRICT, WITHOUT ROWID
 """
-"""Lent values end by the boot clock. All processes of a machine share it, and it runs while the machine sleeps. Values
-from before the machine's start have ended.
-"""
+"""Lent values end by the boot clock: all processes of a machine share it, and it runs while the machine sleeps."""
 LIVES = "(lender IS NULL OR (ends_at > boot_time() AND machine = machine_id()))"
 READ, LASTING = "READ", "FULL"
 """Special kinds of transactions: without a lock, and flushed to the disk."""

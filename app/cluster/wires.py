@@ -87,9 +87,7 @@ class Wire(asyncio.Protocol):
         return not self.is_aborted and self._http.trailing_data == (b"", False)
 
     def rest(self) -> bool:
-        """Wait for the next request, for a while. Ends the connection and returns False if the last exchange is not
-        complete.
-        """
+        """Wait for the next request, for a while. Ends the connection and returns False if the last is unfinished."""
         if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE or not self.is_fresh:
             self.abort()
             return False
@@ -105,9 +103,7 @@ class Wire(asyncio.Protocol):
         return self.is_fresh
 
     async def ask(self, method: bytes, target: bytes, headers: Headers, content: bytes | AsyncIterator[bytes]) -> None:
-        """Send a request, and wait for the head of its answer. The status may be 101: see `hand_over`. Raises
-        `WireLost`, and what `content` raises.
-        """
+        """Send a request, and wait for the head of its answer, maybe a 101. Raises `WireLost`, and as `content`."""
         self.status, http, write = 0, self._http, self._transport.write
         head = http.send(h11.Request(method=method, target=target, headers=headers)) or b""
         if isinstance(content, bytes):
@@ -127,9 +123,7 @@ class Wire(asyncio.Protocol):
             self.status, self.headers = event.status_code, list(event.headers)
 
     def hand_over(self) -> socket.socket:
-        """The socket, after an answer with status 101. Its new owner speaks with the other end from now on. Raises
-        `WireLost` if that has closed it, or has sent something already.
-        """
+        """The socket, for a new owner, after an answer 101. Raises `WireLost` if the other end closed or used it."""
         if not self.is_fresh:
             raise WireLost("has closed the connection, or has not waited to be asked")
         self._transport.pause_reading()
