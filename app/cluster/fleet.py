@@ -3,8 +3,9 @@
 import enum
 import hashlib
 import math
+import operator
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from urllib.parse import urlsplit
 
 from app.cluster.claims import Member
@@ -12,6 +13,8 @@ from app.domain.errors import ReplicaAway
 
 PLACED_COSTS = 0.02
 """How much of a device's KV a new session is assumed to need, until the replica reports its load again."""
+NEAR = (0.1, 0.1, 8)
+"""How much more room than here (free parts of device KV and of host memory, and fewer turns) is worth a hop."""
 Members = Callable[[], Mapping[str, Member]]
 """Returns the current members of the cluster, by name."""
 
@@ -47,14 +50,15 @@ class Replica:
     @property
     def is_member(self) -> bool:
         """Whether it holds its lease, as far as is known here."""
-        return self._is_here or self.name in self._members()
+        return self.name in self._members()
 
     @property
     def state(self) -> State:
         """Whether it answers and takes new work. One whose sessions have left counts as away while it still ends: a
-        request that is sent just then could be lost with its connection.
+        request that is sent just then could be lost with its connection. This server itself answers.
         """
-        if not self.is_member or self.seen.left or time.monotonic() < self._away_until:
+        is_away = not self.is_member or self.seen.left or time.monotonic() < self._away_until
+        if is_away and not self._is_here:
             return State.AWAY
         return State.READY if self.seen.ready else State.REFUSES
 
@@ -74,12 +78,10 @@ class Replica:
         return self.seen.role != "prefill"
 
     @property
-    def room(self) -> tuple[bool, float, float, int]:
-        """Ranks replicas for a new session; the largest gets it. Replicas that only compute prompts come last. Then
-        free device KV counts, then free host memory, then how few turns run or wait there.
-        """
-        load, kv_free = self.seen.load, self.seen.load.kv_free - PLACED_COSTS * self.placed
-        return self.takes_sessions, kv_free, load.host_free, -load.turns - self.placed
+    def room(self) -> tuple[float, float, int]:
+        """Ranks replicas for a new session: by free device KV, then free host memory, then how few turns are there."""
+        load = self.seen.load
+        return load.kv_free - PLACED_COSTS * self.placed, load.host_free, -load.turns - self.placed
 
 
 class Fleet:
@@ -99,20 +101,15 @@ class Fleet:
         return iter(sorted(self._replicas.values(), key=lambda each: each.name))
 
     @property
-    def others(self) -> list[Replica]:
-        """All but this one."""
-        return [each for each in self if each is not self.own]
-
-    @property
     def answering(self) -> list[Replica]:
-        """Those that are not away, and this one."""
-        return [each for each in self if each is self.own or each.state is not State.AWAY]
+        """Those that are not away."""
+        return [each for each in self if each.state is not State.AWAY]
 
     @property
     def ready(self) -> list[Replica]:
         """Others that take new work, the one with the most room first."""
-        ready = [each for each in self.others if each.state is State.READY]
-        return sorted(ready, key=lambda each: each.room, reverse=True)
+        ready = [each for each in self if each.state is State.READY and each is not self.own]
+        return sorted(ready, key=lambda each: (each.takes_sessions, each.room), reverse=True)
 
     def find(self, name: str | None) -> Replica | None:
         """The replica of that name, which may be away by now."""
@@ -124,18 +121,22 @@ class Fleet:
             raise ReplicaAway(f"replica {name}, which {has}, is away: try again")
         return replica
 
-    def place(self, but: str | None = None, key: str | None = None) -> Replica:
-        """The replica for something new, but not the one called `but`: the one with the most room, or this one among
-        equals. If none takes new work, the returned one will say so. Raises `ReplicaAway` if none answers. With a
-        `key`, all replicas return the same one at each call, as long as it answers (rendezvous hashing). So a repeated
+    def place(self, but: Collection[str] = (), key: str | None = None, *, is_named: bool = False) -> Replica:
+        """The replica for something new, but none of those in `but`, which took nothing: the one with the most room. It
+        is this one if others took nothing, or if it `is_named` and none has clearly more room: who chooses a replica by
+        the name saves the hop. If none takes new work, the returned one will say so. With a `key`, all replicas return
+        the same one at each call, as long as it answers, and else the same next one (rendezvous hashing). So a repeated
         request goes to the replica that may have done it.
         """
-        found = [each for each in self if each.state is not State.AWAY and each.name != but]
-        if not found:
-            raise ReplicaAway("no replica answers: try again")
+        own, found = self.own, [each for each in self.answering if each.name not in but] or [self.own]
         if key is not None:
             draws = {each: hashlib.blake2b(f"{each.name} {key}".encode()).digest() for each in found}
             return max(found, key=lambda each: (each.takes_sessions, draws[each]))
-        replica = max(found, key=lambda each: (each.state is State.READY, each.room, each is self.own))
-        replica.placed += 1
-        return replica
+        kinds = {each: (each.state is State.READY, each.takes_sessions) for each in found}
+        best = max(found, key=lambda each: (kinds[each], each.room, each is own))
+        more = map(operator.sub, best.room, own.room)
+        is_near = is_named and all(map(operator.le, more, NEAR))
+        if (but or is_near) and kinds.get(own) == kinds[best]:
+            best = own
+        best.placed += 1
+        return best

@@ -27,8 +27,8 @@ from app.domain.errors import DjinnError, ReplicaAway, ReplicaLost, ReplicaMovin
 from app.web.errors import end_with, known_error
 from app.web.middleware import HOP
 
-PATIENCE_S = 20.0
-"""How long a request waits for a session that is on its way."""
+PATIENCE_S = 12.0
+"""How long a request waits for a session that is on its way, and looks for a replica that answers."""
 KEPT_BYTES = 1 << 20
 """How much of a body is kept while it is sent on. A longer one cannot be sent to a second replica."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.02, 0.5
@@ -160,31 +160,28 @@ class Forwarding:
         await answers[-1](scope, body.again(), send)
 
     async def _forward(self, scope: Scope, target: Target, body: Body, send: Send) -> None:
-        """Have a request answered by its owner, also if that changes meanwhile. Raises `ClientDisconnect`, and the
-        client's error: `ReplicaMoving` if the body cannot be sent again, or if the session returns to where it was.
-        """
+        """Have a request answered by its owner, also if that changes meanwhile. Raises what the client gets instead."""
         fleet, owners, clock = self.fleet, self.owners, asyncio.get_running_loop().time
         is_socket = scope["type"] == "websocket"
-        waits_until, wait_s, asked, refused = clock() + PATIENCE_S, FIRST_WAIT_S, set[str](), set[str]()
+        waits_until, wait_s, asked = clock() + PATIENCE_S, FIRST_WAIT_S, set[str]()
         # Whether a replica has refused the request untouched, and whether all replicas were asked for the session.
         is_followed = has_sought = False
         # Why the last replica has done nothing, so that another try makes sense, and where the session moved.
         turned = list[tuple[str, str | None]]()
         owner = await owners.of(scope, target, body.whole)
-        asked.add(owner.replica.name)
 
         async def send_unless_turned(message: Message) -> None:
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
                 headers: Headers = message.get("headers", [])
                 why, home, can_repeat = not_done(headers), moved_to(headers), body.can_repeat
                 if message["status"] == HTTPStatus.MISDIRECTED_REQUEST:
-                    why, is_known = MOVED, fleet.find(home) is not None
+                    why, is_known = MOVED, owners.trusted(home) is not None
                     goes_on = is_known or (can_repeat and owner.path != b"" and not has_sought)
                 elif why == MOVES:
                     goes_on = can_repeat and clock() < waits_until
                 else:
-                    is_free = owner.key is None or owner.is_new
-                    goes_on = why in REFUSED and can_repeat and is_free and owner.replica.name not in refused
+                    is_last = all(each.name in asked for each in fleet.answering)
+                    goes_on = why in REFUSED and can_repeat and owner.is_new and not is_last
                 if why is not None and goes_on:
                     turned.append((why, home))
                 else:
@@ -197,6 +194,7 @@ class Forwarding:
                 await send(message)
 
         while True:
+            asked.add(owner.replica.name)
             turned.clear()
             try:
                 if target[0] is About.CREATE_RESPONSE and is_socket and owner.path and not has_sought:
@@ -211,10 +209,10 @@ class Forwarding:
                         app = partial(pass_socket if is_socket else Hops.pass_on, self.hops, owner.replica)
                     await app(scope, body.again(), send_unless_turned)
             except ReplicaAway:  # nothing was sent
-                if not body.can_repeat or (has_sought and owner.key is not None and not owner.is_new):
+                if not body.can_repeat or clock() >= waits_until or (has_sought and not owner.is_new):
                     raise
-                if owner.key is None or owner.is_new:
-                    owner = await owners.replaced(owner)
+                if owner.is_new:
+                    owner = await owners.replaced(owner, asked)
                 else:
                     has_sought, owner = True, await owners.of(scope, target, body.whole)
                 continue
@@ -222,24 +220,22 @@ class Forwarding:
                 return
             (why, name), is_followed = turned[0], True
             if why in REFUSED:
-                refused.add(owner.replica.name)
-                owner = await owners.replaced(owner)
+                owner = await owners.replaced(owner, asked)
             elif why == MOVES:
                 await asyncio.sleep(wait_s)
                 wait_s = min(1.5 * wait_s, LONGEST_WAIT_S)
             else:
-                home = fleet.find(name)
+                home = owners.trusted(name)
                 if home is None and owner.path:
                     has_sought, home = True, await owners.seek(owner.path, scope)
                 if home is None:
-                    owner = await owners.replaced(owner) if owner.is_name else owner  # whose answer passes
+                    owner = await owners.replaced(owner, asked) if owner.is_name else owner  # whose answer passes
                     continue
                 if owner.key is not None:
                     await owners.moved(owner.key, home.name)
                 if not body.can_repeat or home.name in asked:
                     verb = "moves on, now" if body.can_repeat else "has moved"
                     raise ReplicaMoving(f"the session {verb} to replica {home.name}: repeat the request")
-                asked.add(home.name)
                 owner = Owner(home, owner.key, path=owner.path)
 
     def _count(self, scope: Scope, target: Target, way: str) -> None:

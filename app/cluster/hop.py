@@ -149,17 +149,13 @@ class Hops:
         """Functions that end a connection at once, by the replica's name."""
         self._watched, self._tasks = set[str](), Tasks()
 
-    # Who has sent a request.
-
     def proof(self, to: str) -> bytes:
         """The header by which the replica of that name knows whose hop it is."""
         here = self.fleet.here
         return f"{here} {self.key.sign(b'hop', here.encode(), to.encode())}".encode()
 
     def note(self, scope: Scope) -> None:
-        """Note in the scope's state if the request has come over a hop, and who its client is. Raises `PeerStranger`
-        for a header without a valid proof: between replicas with different keys, requests would go back and forth.
-        """
+        """Note in the scope which replica sent a request on, and its client. Raises `PeerStranger` without proof."""
         headers = dict(scope["headers"])
         if (given := headers.get(HOP_HEADER)) is None:
             return
@@ -169,8 +165,6 @@ class Hops:
         scope["state"][HOP] = name.decode("latin-1")
         client = headers.get(b"x-forwarded-for", b"").rpartition(b",")[2].strip().decode("latin-1")
         scope["client"] = (client, 0) if client else scope.get("client")
-
-    # Requests.
 
     def at(self, replica: Replica) -> ASGIApp:
         """What answers requests there."""
@@ -186,9 +180,7 @@ class Hops:
             raise ReplicaLost("this replica has not answered to the end") from error
 
     async def pass_on(self, replica: Replica, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have another replica answer a client's request. If the client goes away, the connection to the replica ends
-        too. Raises `ClientDisconnect`, `ReplicaAway` (nothing was done), `ReplicaLost`.
-        """
+        """Have another replica answer. Raises `ClientDisconnect`, `ReplicaAway` (nothing was done), `ReplicaLost`."""
         first, is_whole, is_gone = await receive(), asyncio.Event(), False
 
         async def parts(message: Message) -> AsyncIterator[bytes]:
@@ -275,9 +267,7 @@ class Hops:
         content: bytes | AsyncIterator[bytes] = b"",
         watch: Callable[[Wire], Coroutine[Any, Any, None]] | None = None,
     ) -> AsyncIterator[Wire]:
-        """A connection on which a replica answers. It is cut when the replica is lost, and `watch` may end it too.
-        Raises `ReplicaAway`, `ReplicaLost`.
-        """
+        """A connection on which a replica answers. `watch` may cut it too. Raises `ReplicaAway`, `ReplicaLost`."""
         host, port = address = replica.address
         headers.append((HOP_HEADER, self.proof(replica.name)))
         if not any(name == b"host" for name, _ in headers):
@@ -331,8 +321,6 @@ class Hops:
         finally:
             under_way.discard(abort)
 
-    # Replicas that are lost.
-
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         """Within the block, requests under way at replicas that lose their lease are cut."""
@@ -347,7 +335,7 @@ class Hops:
     async def _cut_those_gone(self) -> None:
         while True:
             await self._changed()
-            for replica in self.fleet.others:
+            for replica in self.fleet:
                 if not replica.is_member:
                     self._cut(replica)
 

@@ -68,8 +68,10 @@ class Membership:
         """Whether the store does not answer."""
         self.is_lost = False
         """Whether the name belongs to another start or journal now: this process must end."""
-        self.buried: Set[str] = frozenset()
-        """Journals that have been given up."""
+        self.buried: Mapping[str, str] = {}
+        """Journals that have been given up, and the names of their replicas."""
+        self.renewed: Set[str] = frozenset()
+        """Those names. Another journal may have one by now, which does not know what has left the first."""
         self.held: Callable[[], Iterable[str]] = lambda: ()
         """Yields the keys of all sessions here that the store must know. It gets them again if it loses its data."""
         self._store, self._key, self._may_serve = store, key, may_serve
@@ -140,9 +142,7 @@ class Membership:
             self._news.set()
 
     def require(self) -> None:
-        """Raise `Fenced` if another server may have the name: it is lost, or the process has slept for too long to
-        know. Not if the store is away: no server can claim the name meanwhile.
-        """
+        """Raise `Fenced` if another server may have the name by now. None can claim it while the store is away."""
         if not self.holds:
             why = "another one has its name" if self.is_lost else "it has slept for too long to know"
             raise Fenced(f"this server may not be {self.name} of its cluster any more: {why}")
@@ -204,13 +204,13 @@ class Membership:
                     raise DirectoryAway(f"the cluster's store has no record of {self.name} any more")
                 self._record, self._text = found, text  # an attempt whose answer was lost, or an operator's word
 
-    async def bury(self, journal: str) -> None:
-        """Forbid all servers to start with that journal. Raises `DirectoryAway`; `WrongState` if one with it lives."""
+    async def bury(self, journal: str, name: str) -> None:
+        """Forbid a replica's journal to all servers. Raises `DirectoryAway`; `WrongState` if one with it lives."""
         roster = await Roster.read(self._store)
         for each in roster.members.values():
             if each.journal == journal:
                 raise WrongState(f"{each.name} at {each.url} has the journal {journal}, and lives")
-        await self._store.write(f"{TOMB}{journal}", self.name)
+        await self._store.write(f"{TOMB}{journal}", name)
 
     async def _for_ever(self, step: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -268,7 +268,8 @@ class Membership:
 
     async def _look(self) -> None:
         roster = await Roster.read(self._store)
-        found, self.buried = roster.records.get(self.name), roster.tombs.keys()
+        found, self.buried = roster.records.get(self.name), roster.tombs
+        self.renewed = frozenset(self.buried.values())
         now, was_away, was_lost = time.monotonic(), self.is_away, self.is_lost
         if self._record.journal in roster.tombs or (found is not None and found.attempt != self._record.attempt):
             self.is_lost = True
@@ -282,18 +283,16 @@ class Membership:
         if was_away:
             self.is_away, self._back_at = False, now
             logger.warning("the cluster's store answers again")
-        before, members, strangers = self.members, dict[str, Member](), set[str]()
+        before, members = self.members, dict[str, Member]()
         # Others have not renewed their leases either while it was away: they are given the time to come back.
         if now < self._back_at + LEASE_S:
             members |= before
         for name, each in roster.members.items():
             if each.name == name and each.is_proven(self._key):
                 members[name] = each
-            else:
-                strangers.add(name)
-                if name not in self._strangers:
-                    logger.error("%s at %s lacks the key of this cluster: it gets nothing", name, each.url)
-        self._strangers = strangers
+            elif name not in self._strangers:
+                self._strangers.add(name)
+                logger.error("%s at %s lacks the key of this cluster: it gets nothing", name, each.url)
         for name in sorted((members.keys() - before.keys()) - {self.name}):
             logger.info("replica %s is there, at %s", name, members[name].url)
         for name in sorted((before.keys() - members.keys()) - {self.name}):

@@ -10,8 +10,7 @@ import codecs
 import enum
 import logging
 import re
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -121,9 +120,10 @@ DEFINITE = frozenset({200, 401, 403, 404, 421})
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The replica of a request, and the store's key for it. Without a key any replica may answer. If it `is_new`, it
-    was chosen just now, and another one would do. `path` is the one by which replicas say whether they have it, if they
-    can. `is_name`: a client chose the key as a name. If no replica has it, a new session gets the name.
+    """The replica of a request, and the store's key for it, if it has one. If it `is_new`, it was chosen just now for
+    something new, and another one would do; by the `draw`, if any, all choose alike. `path` is the one by which
+    replicas say whether they have it, if they can. `is_name`: a client chose the key as a name. If no replica has it, a
+    new session gets the name.
     """
 
     replica: Replica
@@ -131,6 +131,7 @@ class Owner:
     is_new: bool = False
     path: bytes = b""
     is_name: bool = False
+    draw: str | None = None
 
 
 class Owners:
@@ -143,7 +144,8 @@ class Owners:
         self.names = names
         self._hops, self._fleet = hops, hops.fleet
         self._sessions, self._bound, self._responses = sessions, bound, responses
-        self._known: dict[str, str] = {}
+        self._known: dict[str, tuple[Replica, str]] = {}
+        """Where a key is, and the journal that the replica had then."""
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._asking: dict[tuple[bytes, ...], asyncio.Task[Replica | None]] = {}
         """By the path and the client's keys, because the answer depends on the client."""
@@ -164,7 +166,8 @@ class Owners:
         name = None if about is About.NEW else name_in(scope)
         if name is None:
             key = Headers(scope=scope).get(IDEMPOTENCY_KEY)
-            return Owner(self._fleet.place(key=None if key is None else f"{owner or ''} {key}"))
+            draw = None if key is None else f"{owner or ''} {key}"
+            return Owner(self._fleet.place(key=draw), is_new=True, draw=draw)
         is_id = home_of(name) is not None
         if self._bound.has(owner, name):
             return Owner(self._fleet.own, None if is_id else name_key(owner, name))
@@ -173,10 +176,15 @@ class Owners:
         path = f"/v1/sessions?limit=1&name={quote(name, safe='')}".encode()
         return await self._of_key(name_key(owner, name), None, path, scope)
 
-    async def replaced(self, owner: Owner) -> Owner:
-        """Another replica for something new, as the first takes nothing. Raises `ReplicaAway` and `DirectoryAway`."""
-        but = owner.replica.name
-        return Owner(self._fleet.place(but)) if owner.key is None else await self._rebound(owner.key, but, but)
+    async def replaced(self, owner: Owner, but: Collection[str]) -> Owner:
+        """Another replica for something new, as those in `but` take nothing. Raises `ReplicaAway`, `DirectoryAway`."""
+        if owner.key is None:
+            return Owner(self._fleet.place(but, owner.draw), is_new=True, draw=owner.draw)
+        return await self._rebound(owner.key, owner.replica.name, but)
+
+    def trusted(self, name: str | None) -> Replica | None:
+        """The replica of that name; None if another journal has had the name: it does not know what has left that."""
+        return None if name in self.names.renewed else self._fleet.find(name)
 
     async def moved(self, key: str, replica: str) -> None:
         """Note that a replica has said where something is."""
@@ -198,49 +206,44 @@ class Owners:
         return await self._of_key(id_key(named), home, f"/v1/{kind}/{quote(named, safe='')}".encode(), scope)
 
     async def _of_key(self, key: str, home: str | None, path: bytes, scope: Scope) -> Owner:
-        """Find the replica that owns a key. Looks at what is remembered, at the key's home, at the store, and at last
-        asks all replicas. If none owns the key and it has no home, the replica with the most room gets it.
-        """
-        is_name, known, away = home is None, self._known.get(key) or home, None
-        replica = self._fleet.find(known)
+        """The owner of a key: as remembered, by its home, by the store, or as all are asked; a new name gets one."""
+        is_name, first, away = home is None, self.trusted(home), None
+        replica, journal = self._known.get(key, (None, ""))
+        if replica is None or replica.seen.journal != journal:
+            replica = first
+        known = None if replica is None else replica.name
         if replica is None or replica.state is State.AWAY:
             try:
                 known = await self.names.find(key) or known
             except DirectoryAway as error:  # known sessions go on without the store
                 away = error
-            if known is None and away is None:
+            if is_name and known is None and away is None:
                 return await self._rebound(key, None)
             replica = self._fleet.find(known)
         if replica is None or replica.state is State.AWAY:
-            with suppress(*(() if away is None else (ReplicaAway,))):
-                if path and (found := await self.seek(path, scope)) is not None:
-                    self._remember(key, found.name)
-                    if away is None:
-                        await self.moved(key, found.name)
-                    return Owner(found, key, path=path, is_name=is_name)
-            if away is not None and is_name:
-                raise away
+            if path and (found := await self.seek(path, scope)) is not None:
+                self._remember(key, found.name)
+                if away is None and found.name != home:
+                    await self.moved(key, found.name)
+                return Owner(found, key, path=path, is_name=is_name)
             if away is not None:
-                message = f"replica {known} is away, and so is the store, which would know of a move: try again"
-                raise ReplicaAway(message) from away
-            if known in self.names.known:
-                return Owner(self._fleet.reachable(known), key)  # raises
+                raise away
+            if (known := known or home) in self.names.known:
+                return Owner(self._fleet.reachable(known), key)  # raises, or its answer passes
             return await self._rebound(key, known) if is_name else Owner(self._fleet.own)
-        if replica.name != home:
+        if replica is not first:
             self._remember(key, replica.name)
         return Owner(replica, key, path=path, is_name=is_name)
 
-    async def _rebound(self, key: str, old: str | None, but: str | None = None) -> Owner:
+    async def _rebound(self, key: str, old: str | None, but: Collection[str] = ()) -> Owner:
         """Choose a replica for the key. Of several that do so at the same time, one wins."""
-        placed = self._fleet.place(but).name
+        placed = self._fleet.place(but, is_named=True).name
         found = await self.names.swap(key, old, placed)
         self._remember(key, found)
         return Owner(self._fleet.reachable(found), key, is_new=found == placed)
 
     async def seek(self, path: bytes, scope: Scope) -> Replica | None:
-        """Ask all replicas which of them has it; None: none has. Raises `ReplicaAway` if one that may have it does not
-        answer. Equal questions share an answer.
-        """
+        """Ask all which of them has it; equal questions share an answer. Raises `ReplicaAway` if one is silent."""
         question = path, *(value for name, value in scope["headers"] if name in KEYS)
         if question not in self._asking:
             task = self._asking[question] = asyncio.create_task(self._ask_all(path, scope))
@@ -273,8 +276,9 @@ class Owners:
             raise ReplicaAway(f"{who} may have what this request is about, and does not answer: try again")
         return found
 
-    def _remember(self, key: str, replica: str) -> None:
+    def _remember(self, key: str, name: str) -> None:
         self._known.pop(key, None)
-        self._known[key] = replica
+        if (replica := self._fleet.find(name)) is not None:
+            self._known[key] = replica, replica.seen.journal
         if len(self._known) > REMEMBERED:
             del self._known[next(iter(self._known))]

@@ -33,6 +33,7 @@ class Known:
     places: dict[str, str] = field(default_factory=dict)
     is_away: bool = False
     known: set[str] = field(default_factory=set)
+    renewed: set[str] = field(default_factory=set)
 
     async def find(self, key: str) -> str | None:
         if self.is_away:

@@ -82,8 +82,9 @@ class Pair:
         return self.clients["b"]
 
     def start(self, name: str, *more: str, prepare: Callable[[], None] | None = None) -> httpx.Client:
-        """Start it. A process calls `prepare` first."""
-        folder, ends = self._folder, self._ends[name]
+        """Start it; it may be one more. A process calls `prepare` first."""
+        folder, ends = self._folder, self._ends.setdefault(name, ExitStack())
+        self.ports.setdefault(name, free_port())
         flags = ["--replica", name, "--cluster", self.store, "--cluster-key-file", str(folder / "key")]
         flags += ["--port", str(self.ports[name]), *self._flags.get(name, ()), *more]
         if self._as_processes:

@@ -16,7 +16,7 @@ from app.cli import main
 from app.cluster import claims
 from app.domain.errors import FieldOutOfRange
 from tests.cluster.etcd import Etcd
-from tests.cluster.pair import Chat, Pair, behind, code, free_port, named, pair, sdk, used_session
+from tests.cluster.pair import Chain, Chat, Pair, behind, code, free_port, named, pair, sdk, used_session
 from tests.durability.restarting import generate
 from tests.processes import serve_process
 from tests.tenants.tenant_files import tenant, write_tenants
@@ -90,24 +90,27 @@ def test_a_copy_of_a_folder_whose_server_was_killed_needs_an_operators_word(
 def test_a_name_is_another_servers_once_the_old_one_is_forgotten(
     both: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lives, lost = Chat("lives"), Chat("lost")
-    with sdk(both.urls["a"]) as client:
-        for chat in (lives, lost):
-            chat.say(client, "Hello")
-    for chat in (lives, lost):
-        if both.owners(chat.session) == ["b"]:
-            both.moved(chat.session, "b", "a")
-    both.moved(lives.session)
+    lives, lost, chain = Chat("lives"), Chat("lost"), Chain("chain")
+    both.start("c")
+    for door in "ac":  # which remembers where they are
+        with sdk(both.urls[door]) as client:
+            for each in (lives, lost, chain):
+                each.say(client, "Hello")
+    assert [both.owners(each.session) for each in (lives, lost, chain)] == [["a"]] * 3
+    for each in (lives, chain):
+        both.moved(each.session)
     assert "a lives, at http://" in command(capsys, "forget", "a", "--cluster", both.store)
     both.end("a")
     (tmp_path / "a").rename(tmp_path / "old")
     assert "djinn cluster forget a" in refused(both)
     assert "a is forgotten" in command(capsys, "forget", "a", "--cluster", both.store)
     both.start("a")
+    for door in "ca":
+        assert httpx.get(f"{both.urls[door]}/v1/sessions/{lives.session}").status_code == 200
+        with sdk(both.urls[door]) as client:
+            assert min(each.say(client, "How are you?").cached for each in (lives, chain)) > 0
+    assert [named(http, "lives") for http in both.clients.values()] == [[lives.session], [], []]
     with sdk(both.urls["a"]) as client:
-        assert lives.say(client, "How are you?").cached > 0
-        assert named(both.a, "lives") == []
-        assert named(both.b, "lives") == [lives.session]
         gone = f"{both.urls['b']}/v1/sessions/{lost.session}"
         wait_until(lambda: code(httpx.get(gone)) == (404, "not_found"))  # a busy machine may take `a` to be away
         assert Chat("lost").say(client, "Hello").cached == 0

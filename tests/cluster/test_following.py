@@ -1,7 +1,9 @@
 """A session that has moved is followed once, and remembered."""
 
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import httpx
@@ -139,7 +141,38 @@ def test_what_is_new_goes_elsewhere_if_a_replica_has_begun_to_drain_or_stall(stu
     assert [stubs.call(name).json()["at"] for name in (None, "mine", "mine", "yours")] == ["b"] * 4
     assert stubs.b.asked == 4
     stubs.b.refuses = why
-    assert code(stubs.call()) == (503, why)
+    refusal = error_response(503, why, {"Djinn-Not-Done": why})
+    for others in (stubs.urls, {"a": NOWHERE}, {}):
+        with serving_door(others, inside=refusal) as door:
+            assert code(httpx.post(f"{door.url}/v1/completions", json=CALL)) == (503, why)
+
+
+def test_what_is_asked_for_again_is_where_it_was_done_though_the_first_choice_took_nothing(stubs: Stubs) -> None:
+    with serving_stub(Stub("c")) as url, serving_door({**stubs.urls, "c": url}) as door:
+
+        def places() -> list[str]:
+            url, keys = f"{door.url}/v1/completions", map(str, range(16))
+            return [httpx.post(url, json=CALL, headers={"Idempotency-Key": key}).json()["at"] for key in keys]
+
+        stubs.a.refuses = "draining"
+        done = places()
+        assert set(done) == {"b", "c"}
+        door.known.members.pop("a")
+        assert places() == done
+
+
+def test_a_call_is_answered_soon_however_many_replicas_have_vanished() -> None:
+    with ExitStack() as ends:
+        urls = {name: ends.enter_context(_vanished()) for name in "abce"}
+        door = ends.enter_context(serving_door(urls, inside=JSONResponse({"at": "d"})))
+        assert httpx.post(f"{door.url}/v1/completions", json=CALL, timeout=PATIENCE_S).json()["at"] == "d"
+
+
+@contextmanager
+def _vanished() -> Iterator[str]:
+    """The URL of a replica whose packets are lost: nothing answers, not even to a connection."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.create_connection(full.getsockname()):
+        yield f"http://127.0.0.1:{full.getsockname()[1]}"
 
 
 def test_a_session_that_moves_on_and_on_is_not_chased(stubs: Stubs) -> None:
@@ -182,6 +215,13 @@ def test_a_session_whose_next_home_has_left_is_found_by_asking_all(stubs: Stubs)
     stubs.b.lacks = {OTHER}
     assert stubs.get(MOVED).json()["at"] == "b"
     assert stubs.get(OTHER).status_code == 421
+
+
+def test_a_session_is_not_lost_where_the_name_of_its_former_home_is_another_servers(stubs: Stubs) -> None:
+    stubs.b.lacks = {MOVED}
+    known = Known({}, renewed={"b"})
+    with serving_stub(Stub("c")) as url, serving_door({**stubs.urls, "c": url}, known) as door:
+        assert httpx.get(f"{door.url}/v1/sessions/{MOVED}").json()["at"] == "c"
 
 
 def test_a_name_begins_anew_only_when_all_say_that_nobody_has_it(stubs: Stubs) -> None:

@@ -82,7 +82,7 @@ async def test_replicas_see_each_other_come_speak_and_go(another: Another) -> No
             await until(lambda: a.members["b"].ready)
             await until(lambda: a.members["b"].load == Load(0.5, 3))
             with pytest.raises(WrongState, match="has the journal 11111111, and lives"):
-                await b.bury(JOURNAL)
+                await b.bury(JOURNAL, "a")
         await until(lambda: set(a.members) == {"a"})
         assert a.known == {"a", "b"}
         await b.end(2)
@@ -197,6 +197,7 @@ async def test_what_is_forgotten_never_comes_back(another: Another) -> None:
         await until(lambda: set(b.members) == {"b"})
         assert await declare_dead(store, "a", is_lost=True) == JOURNAL
         await until(lambda: JOURNAL in b.buried)
+        assert b.renewed == {"a"}
         await until(lambda: b.is_lost)  # it has the same journal
         await claim(store, "a", replace(FIRST, journal="2222", attempt="new"), "here 8", KEY)
         async with a:

@@ -104,7 +104,7 @@ class Departures:
                 f"for {dead[:40]!r}",
                 param="peer_is_dead",
             )
-        await self._membership.bury(dead)
+        await self._membership.bury(dead, home.peer)
         if self._homes.of(session_id) == home:
             logger.warning("an operator says that %s is dead: a session stays", home.peer, extra=_about(session))
             self._stay(session)
