@@ -331,7 +331,7 @@ def create_app(
         joined = Membership.join(settings, journal, keeper.homes.seq, cluster_key), cluster_key
     info = replace(engine.info, adapters=())
     feed, metrics = Feed(), Metrics(info.name)
-    history = History(settings.state_dir, feed)
+    history = History(settings.state_dir, feed, version=version("djinn-server"), model=info.name)
     table = SessionTable(settings.max_sessions, tenancy.quotas, history)
     executor = EngineExecutor(engine, partial(take_notice, table, keeper))
     names = settings.served_model_name or (info.name,)

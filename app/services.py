@@ -55,7 +55,7 @@ async def running(
                 ends.push_async_callback(_end_in_order, cluster.membership, journal)
             journal.start()
             ends.push_async_callback(asyncio.to_thread, journal.close)
-        executor.reopen = partial(take_up, registry, services.uploads)
+        executor.reopen = partial(_take_up, services)
         executor.end_turns, executor.go_on = partial(end_turns, registry), registry.turns.deadly.clear
         executor.start()
         ends.push_async_callback(executor.stop)
@@ -65,7 +65,7 @@ async def running(
         if cluster is not None:
             await ends.enter_async_context(cluster.running(services.require_ready))
         endless = [sweep(registry), guard_host(executor, table, tenancy.quotas), _settle(executor, table)]
-        endless += [services.history.run(), services.findings.run()]
+        endless += [services.history.run(), services.history.watch(registry.memory), services.findings.run()]
         if journal is not None and kv_dir is not None and room.beside(kv_dir) is room:
             endless.append(guard_disk(executor, journal, room))  # KV files share the journal's disk
         for work in endless:
@@ -76,6 +76,11 @@ async def running(
         ends.push_async_callback(services.activation_jobs.close)
         ends.push_async_callback(services.background.close)
         yield
+
+
+async def _take_up(services: Services) -> None:
+    services.history.mark("engine_restarted")
+    await take_up(services.sessions, services.uploads)
 
 
 async def _settle(executor: EngineExecutor, table: SessionTable) -> None:

@@ -54,7 +54,15 @@ from client.errors import (
     Unprocessable,
 )
 from client.experiments import Activations, Patching, PatchingTable, read_activations_folder
-from client.history_models import Activity, ActivityMinute, ServerMark, Timeline, TimelineEntry
+from client.history_models import (
+    Activity,
+    ActivityMinute,
+    ClosedSession,
+    ClosedSessions,
+    ServerMark,
+    Timeline,
+    TimelineEntry,
+)
 from client.job_models import ActivationsJobInfo
 from client.live import Event
 from client.memory_models import MemoryEstimate, MemoryMap
@@ -103,6 +111,8 @@ __all__ = [
     "Captures",
     "Checkpoint",
     "CheckpointInfo",
+    "ClosedSession",
+    "ClosedSessions",
     "Conflict",
     "ConnectionFailed",
     "ConnectionLost",

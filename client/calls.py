@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, Literal, TypedDict, TypeVar
 from urllib.parse import quote
 
 from client.answer import Listing
-from client.history_models import Activity, Findings, Timeline
+from client.history_models import Activity, ClosedSessions, Findings, Timeline
 from client.memory_models import MemoryEstimate, MemoryMap
 from client.models import (
     Detokenized,
@@ -219,9 +219,16 @@ def findings() -> Call[Findings]:
     return Call("GET", "/v1/findings", Findings.model_validate_json)
 
 
-def activity(since: float, limit: int) -> Call[Activity]:
+def activity(since: float, step_s: int, limit: int) -> Call[Activity]:
     """`GET /v1/activity`."""
-    return Call("GET", "/v1/activity", Activity.model_validate_json, params={"since": since, "limit": limit})
+    params = {"since": since, "step_s": step_s, "limit": limit}
+    return Call("GET", "/v1/activity", Activity.model_validate_json, params=params)
+
+
+def closed_sessions(find: str, before: float | None, limit: int) -> Call[ClosedSessions]:
+    """`GET /v1/sessions/closed`."""
+    params = given({"find": find, "before": before, "limit": limit})
+    return Call("GET", "/v1/sessions/closed", ClosedSessions.model_validate_json, params=params)
 
 
 def timeline(session: str, before: int | None, limit: int) -> Call[Timeline]:

@@ -35,7 +35,8 @@ class TimelineEntry(Answer):
     """What happened to a session `at` that time, in Unix seconds. Fields that the kind does not have are None.
 
     A `turn` has its tokens, what its first token waited for, and `seconds` from the queue to its end. `late_s` is how
-    much later it began than a signal had said; below 0 it was early.
+    much later it began than a signal had said; below 0 it was early. `recompute_reason` is why KV of its context was
+    gone: `dropped` as no tier had room, `restarted` with the server or engine, `moved` without it; None: not known.
     """
 
     id: int
@@ -50,6 +51,7 @@ class TimelineEntry(Answer):
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     tokens_recomputed: int | None = None
+    recompute_reason: str | None = None
     queue_ms: float | None = None
     restore_ms: float | None = None
     prefill_ms: float | None = None
@@ -60,6 +62,8 @@ class TimelineEntry(Answer):
     tier: str | None = None
     layer: int | None = None
     point: str | None = None
+    name: str | None = None
+    """Of one that `closed`."""
 
 
 class Timeline(Answer):
@@ -70,8 +74,12 @@ class Timeline(Answer):
 
 
 class ActivityMinute(Answer):
-    """Turns that ended in the minute that begins `at`, of how many agents, and their tokens. `worst_ms` is the
-    longest that one waited for its first token; `late` counts those that began later than their session had signalled.
+    """Turns that ended in the minute, or `step_s`, that begins `at`, of how many agents in the same minute, and their
+    tokens. `worst_ms` is the longest that one waited for its first token; `late` counts those that began later than
+    their session had signalled, `late_restores` those that waited for KV that was not on the device.
+
+    `bytes_out` of KV left the device, `bytes_in` came back. Sessions held `device_bytes`, `host_bytes` and `disk_bytes`
+    at its end; `turns_running` and `turns_waiting` are the most that were seen. Of several minutes, these are the most.
     """
 
     at: int
@@ -84,18 +92,50 @@ class ActivityMinute(Answer):
     tokens_recomputed: int
     worst_ms: float
     late: int
+    late_restores: int
+    bytes_out: int
+    bytes_in: int
+    bytes_to_disk: int
+    bytes_from_disk: int
+    device_bytes: int
+    host_bytes: int
+    disk_bytes: int
+    turns_running: int
+    turns_waiting: int
 
 
 class ServerMark(Answer):
-    """The server started or stopped."""
+    """What happened to the server, called `replica` in a cluster."""
 
     at: float
     kind: str
+    """`started`, `deployed` (started with another version or model), `draining`, `drained`, `stopped`, `killed` (it was
+    last heard of then) or `engine_restarted`.
+    """
+    version: str | None = None
+    model: str | None = None
+    replica: str | None = None
 
 
 class Activity(Answer):
-    """Minutes with turns, the oldest first, and starts and stops of the server."""
+    """Minutes in which there was anything, the oldest first, and what happened to the server."""
 
     minutes: tuple[ActivityMinute, ...]
     marks: tuple[ServerMark, ...]
+    has_more: bool
+
+
+class ClosedSession(Answer):
+    """A session that closed at that time. `name` is what its client called it; only its tenant is told."""
+
+    id: str
+    tenant: str | None
+    name: str
+    closed_at: float
+
+
+class ClosedSessions(Answer):
+    """Closed sessions, the last one first. If there are more, ask again `before` the last one's time."""
+
+    data: tuple[ClosedSession, ...]
     has_more: bool

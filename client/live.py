@@ -21,7 +21,7 @@ class Event(Answer):
     - `snapshot`: all `sessions`, in several events if there are many (`has_more`); what was known before is obsolete
     - `session`: `session` has been opened, changed or closed, as `change` says
     - `turn`: the turn has the `status` begun, finished (`finish_reason`, `usage`) or failed (`code`); `resume_ms` is
-      what it waited for
+      what it waited for, `recompute_reason` why it had to compute tokens again
     - `tokens`: how many tokens the sessions with running turns have, by id
     - `pause`: the turn stands at `checkpoint`
     - `breakpoints`: the session has the breakpoints `armed`
@@ -39,6 +39,7 @@ class Event(Answer):
     status: Literal["begun", "finished", "failed"] | None = None
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+    recompute_reason: str | None = None
     resume_ms: ResumeTimes | None = None
     code: str | None = None
     tokens: dict[str, int] | None = None

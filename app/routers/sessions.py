@@ -30,7 +30,7 @@ from app.sessions.side_work import FILE_BYTES_PER_S, Lane
 from app.text.generation import whole_pieces
 from app.web.bodies import FILE, FILE_BODY, JsonRoute, file_type
 from app.wire.base import MoveBody, MoveView, SettleBody
-from app.wire.history import Timeline, TimelineQuery
+from app.wire.history import ClosedPage, ClosedQuery, Timeline, TimelineQuery
 from app.wire.sessions import (
     MAX_LABELS,
     MAX_TTL_S,
@@ -102,6 +102,17 @@ async def list_sessions(
     )
     data = [SessionView.of(session).seen_by(owner) for session in page[: query.limit]]
     return {"data": data, "has_more": len(page) > query.limit}
+
+
+@router.get("/closed", operation_id="listClosedSessions", response_model=ClosedPage, responses=errors(503))
+async def list_closed_sessions(
+    query: Annotated[ClosedQuery, Query()], services: ServicesDep, owner: OwnerDep, is_operator: OperatorDep
+) -> Any:
+    """The caller's sessions that closed in the last 30 days, the last one first; for an operator those of all."""
+    found = await services.history.list_closed(
+        owner, is_operator=is_operator, find=query.find, before=query.before, limit=query.limit + 1
+    )
+    return {"data": found[: query.limit], "has_more": len(found) > query.limit}
 
 
 @router.get("/{session_id}", operation_id="getSession", responses=errors(404))

@@ -117,8 +117,9 @@ async def get_activity(
 ) -> Any:
     """The last 30 days by the minute: the caller's sessions, or those of all tenants for an operator."""
     minutes, marks = await services.history.activity(
-        owner, is_operator=is_operator, since=query.since, limit=query.limit + 1
+        owner, is_operator=is_operator, since=query.since, step_s=query.step_s, limit=query.limit + 1
     )
+    marks = [{**each, "replica": services.settings.replica} for each in marks]
     return {"minutes": minutes[: query.limit], "marks": marks, "has_more": len(minutes) > query.limit}
 
 

@@ -12,14 +12,17 @@ import logging
 import sqlite3
 import threading
 import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from app.domain.activations import CheckpointInfo
-from app.domain.errors import JournalUnavailable
-from app.domain.values import Phase, SessionId, SessionState, Tier
+from app.domain.errors import EngineAway, EngineError, JournalUnavailable
+from app.domain.memory_map import MemoryMap, SessionMemory
+from app.domain.values import Phase, SessionId, SessionState
 from app.messages import Failed, Paused, TurnFinished
 from app.sessions.session import Session, Watcher
 
@@ -29,10 +32,18 @@ FILE = "history.sqlite3"
 RUNNING = "running"
 """An empty file beside it while a server runs. To remove it needs no room: a full disk is no kill."""
 KEPT_S = 30 * 24 * 3600.0
-MOST_ENTRIES, MOST_MINUTES = 500_000, 200_000
-"""About 100 MB and 50 MB. The oldest go."""
+MOST_ENTRIES, MOST_MINUTES, MOST_CLOSED = 500_000, 500_000, 200_000
+"""About 100 MB, 100 MB and 30 MB. The oldest go."""
 WRITE_S = 2.0
 """Between two writes, and how much a server that is killed forgets."""
+LOOK_AT_MEMORY_S, PATIENCE_S = 5.0, 5.0
+"""Between two looks at memory, and how long one waits for the engine."""
+SERVER = "\n"
+"""Whose minutes are those of the whole server: memory that sessions share, and moves, are no tenant's. A tenants file
+cannot have this name.
+"""
+MOST_WORDS = 16
+"""That are searched for."""
 LOOK_S = 3600.0
 """Between two looks for what is too old."""
 _TABLES = """
@@ -45,15 +56,25 @@ CREATE INDEX IF NOT EXISTS entry_session ON entry (session, id);
 CREATE TABLE IF NOT EXISTS minute (
     at INTEGER NOT NULL, owner TEXT NOT NULL, start REAL NOT NULL, body TEXT NOT NULL, PRIMARY KEY (at, owner, start)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS closed (
+    session TEXT PRIMARY KEY, at REAL NOT NULL, owner TEXT NOT NULL, name TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS closed_at ON closed (at);
 """
 """`owner` is '' on a server without keys; `session` is '' for what happened to the server. `start`
 is the server's: two may have been there in one minute.
 """
 
+MarkKind = Literal["started", "deployed", "draining", "drained", "stopped", "killed", "engine_restarted"]
+"""What happened to the server. One that is `deployed` starts with another version of Djinn, or another model."""
+
 
 @dataclass(slots=True)
 class Minute:
-    """Sums over one minute of one tenant. `worst_ms`: the longest that an agent's turn waited for its first token."""
+    """One minute of one tenant, or of the whole server: what was counted in it, and what there was at its end.
+
+    `worst_ms`: the longest that an agent's turn waited for its first token.
+    """
 
     turns: int = 0
     failed: int = 0
@@ -64,20 +85,38 @@ class Minute:
     worst_ms: float = 0.0
     late: int = 0
     """Turns that began after their session was expected."""
+    late_restores: int = 0
+    """Turns that waited for KV that was not on the device yet."""
     agents: set[SessionId] = field(default_factory=set)
+    bytes_out: int = 0
+    bytes_in: int = 0
+    bytes_to_disk: int = 0
+    bytes_from_disk: int = 0
+    device_bytes: int = 0
+    host_bytes: int = 0
+    disk_bytes: int = 0
+    turns_running: int = 0
+    """The most that were seen at once."""
+    turns_waiting: int = 0
 
     def told(self) -> dict[str, Any]:
-        """What is kept: how many agents, not which."""
-        return {**asdict(self), "agents": len(self.agents), "worst_ms": round(self.worst_ms, 1)}
+        """What is kept: how many agents, not which. What is 0 goes without saying."""
+        told = {**asdict(self), "agents": len(self.agents), "worst_ms": round(self.worst_ms, 1)}
+        return {name: value for name, value in told.items() if value}
+
+    def take_turns(self, running: int, waiting: int) -> None:
+        """So many are there now."""
+        self.turns_running, self.turns_waiting = max(self.turns_running, running), max(self.turns_waiting, waiting)
 
 
 @dataclass(slots=True)
 class _Seen:
-    """A session as it was last looked at."""
+    """A session as it was last looked at. `begun_at` and `late_s` are of its last turn."""
 
-    phase: Phase
-    tier: Tier | None
-    returns_at: float | None = None
+    session: Session
+    kv: SessionMemory
+    signal: tuple[Phase, float | None]
+    """Its phase, and when it returns."""
     begun_at: float = 0.0
     is_paused: bool = False
     late_s: float | None = None
@@ -86,10 +125,11 @@ class _Seen:
 class History(Watcher):
     """Records what the watcher `then` is told of too. Used on the event loop; files are read and written on threads.
 
-    A file that is damaged is made anew. `folder`: None keeps all in memory.
+    A file that is damaged is made anew. `folder`: None keeps all in memory. `runs` is what is deployed: the version of
+    Djinn, and the model.
     """
 
-    def __init__(self, folder: Path | None, then: Watcher) -> None:
+    def __init__(self, folder: Path | None, then: Watcher, **runs: str) -> None:
         self._then = then
         self._folder = folder
         self._lock = threading.Lock()
@@ -97,18 +137,23 @@ class History(Watcher):
         self._connection = _open(folder)
         self._running = None if folder is None else folder.expanduser() / RUNNING
         self._entries: list[tuple[float, str, str, str]] = []
-        self._minutes: dict[tuple[int, str], Minute] = {}
+        self._closed: list[tuple[str, float, str, str]] = []
+        self._minutes: defaultdict[tuple[int, str], Minute] = defaultdict(Minute)
+        self._changed: set[tuple[int, str]] = set()
+        """Of which minutes there is more to write."""
+        self._moved: dict[str, int] = {}
+        """Bytes that the engine has moved each way, when it was last asked."""
         self._seen: dict[SessionId, _Seen] = {}
         self._began = time.time()
         self._looked_at = 0.0
         self._is_failing = False
         self.ended_badly = self._running is not None and self._running.exists()
         """Whether the server before this one was killed, or crashed."""
-        self._mark("started")
+        self._mark_start(runs)
 
     def opened(self, session: Session) -> None:
         self._then.opened(session)
-        self._seen[session.id] = _Seen(session.phase, session.placed.tier)
+        self._seen[session.id] = _Seen(session, session.placed, (session.phase, session.returns_at))
         come = "opened" if session.created_at >= self._began else "restored"
         self._note(
             session, come if session.arrived_at is None else "arrived",
@@ -120,17 +165,23 @@ class History(Watcher):
         seen = self._seen.get(session.id)
         if seen is None:
             return
-        if session.phase is not seen.phase:
-            seen.phase, seen.returns_at = session.phase, session.returns_at
+        signal = session.phase, session.returns_at
+        if signal != seen.signal:
+            seen.signal = signal
             if session.phase is not Phase.COMPUTE:  # else the turn tells
                 self._note(session, "phase", phase=session.phase, returns_at=session.returns_at)
         if seen.is_paused and session.state is not SessionState.PAUSED:
             seen.is_paused = False
             if session.state is SessionState.QUEUED and session.turn is not None and not session.turn.ending:
                 self._note(session, "resumed")
-        if session.placed.tier is not seen.tier:
-            self._note(session, "moved", tier=session.placed.tier, tokens=session.placed.tokens)
-            seen.tier = session.placed.tier
+        before, kv = seen.kv, session.placed
+        seen.kv = kv
+        if kv.tier is not before.tier:
+            self._note(session, "moved", tier=kv.tier, tokens=kv.tokens)
+        if kv.bytes_out > before.bytes_out or kv.bytes_in > before.bytes_in:
+            minute = self._minute(session.owner or "")
+            minute.bytes_out += max(0, kv.bytes_out - before.bytes_out)
+            minute.bytes_in += max(0, kv.bytes_in - before.bytes_in)
 
     def grew(self, session: Session) -> None:
         self._then.grew(session)
@@ -138,7 +189,9 @@ class History(Watcher):
     def closed(self, session: Session) -> None:
         self._then.closed(session)
         if self._seen.pop(session.id, None) is not None:
-            self._note(session, "closed")
+            self._note(session, "closed", name=session.label or None)
+            if not session.unseen:
+                self._closed.append((session.id, time.time(), session.owner or "", session.label))
 
     def departed(self, session: Session) -> None:
         self._then.departed(session)
@@ -150,8 +203,9 @@ class History(Watcher):
         seen = self._seen.get(session.id)
         if seen is not None:
             seen.begun_at = time.time()
-            seen.late_s = None if seen.returns_at is None else round(seen.begun_at - seen.returns_at, 3)
-            seen.returns_at = None
+            _, returns_at = seen.signal
+            seen.late_s = None if returns_at is None else round(seen.begun_at - returns_at, 3)
+            seen.signal = session.phase, session.returns_at
 
     def armed(self, session: Session) -> None:
         self._then.armed(session)
@@ -170,7 +224,7 @@ class History(Watcher):
             return
         usage = session.usage
         waits = {name: getattr(usage, name) for name in ("queue_ms", "restore_ms", "prefill_ms")}
-        minute = self._minutes.setdefault((int(time.time() // 60), session.owner or ""), Minute())
+        minute = self._minute(session.owner or "")
         if session.is_agent:
             minute.agents.add(session.id)
         minute.late += seen.late_s is not None and seen.late_s > 0
@@ -181,16 +235,54 @@ class History(Watcher):
         else:
             costs = asdict(event.usage)
             minute.turns += 1
+            minute.late_restores += usage.restore_ms > 0
             if session.is_agent:
                 minute.worst_ms = max(minute.worst_ms, sum(waits.values()))
             for name, tokens in costs.items():
                 setattr(minute, name, getattr(minute, name) + tokens)
             told = {"status": "finished", "finish_reason": event.reason, **costs}
+            told["recompute_reason"] = usage.recompute_reason
         seconds = None if not seen.begun_at else round(time.time() - seen.begun_at, 3)
         self._note(session, "turn", **told, **waits, seconds=seconds, late_s=seen.late_s)
 
     def end(self) -> None:
         self._then.end()
+
+    def mark(self, kind: MarkKind, **told: object) -> None:
+        """Note that this happens to the server now."""
+        self._entries.append((time.time(), "", "", json.dumps({"kind": kind, **told})))
+
+    async def watch(self, read_memory: Callable[[], Awaitable[MemoryMap]]) -> None:
+        """Look at memory and the queue, again and again. Endless."""
+        while True:
+            with suppress(EngineError, EngineAway, TimeoutError):
+                async with asyncio.timeout(PATIENCE_S):
+                    self._sample(await read_memory())
+            await asyncio.sleep(LOOK_AT_MEMORY_S)
+
+    def _sample(self, memory: MemoryMap) -> None:
+        minute = self._minute(SERVER)
+        minute.device_bytes, minute.host_bytes = memory.device.owned_bytes, memory.host.owned_bytes
+        minute.disk_bytes = memory.disk.owned_bytes
+        minute.take_turns(memory.running, memory.waiting)
+        for way, totals in memory.moves.items():
+            before = self._moved.get(way, 0)
+            more = totals.bytes - (before if totals.bytes >= before else 0)  # another engine counts anew
+            setattr(minute, f"bytes_{way}", getattr(minute, f"bytes_{way}") + more)
+            self._moved[way] = totals.bytes
+        of_owner = defaultdict[str, list[Session]](list)
+        for seen in self._seen.values():
+            if seen.session.owner is not None:
+                of_owner[seen.session.owner].append(seen.session)
+        for owner, sessions in of_owner.items():
+            held, states = [each.kv for each in sessions], [each.state for each in sessions]
+            if not any(each.tier for each in held) and not any(each.busy for each in sessions):
+                continue
+            minute = self._minute(owner)
+            minute.device_bytes = sum(each.device_bytes for each in held)
+            minute.host_bytes = sum(each.host_bytes for each in held)
+            minute.disk_bytes = sum(each.disk_bytes for each in held)
+            minute.take_turns(states.count(SessionState.RUNNING), states.count(SessionState.QUEUED))
 
     async def run(self) -> None:
         """Write what there is, again and again. Endless."""
@@ -207,14 +299,16 @@ class History(Watcher):
             await self._write_noted()
 
     async def _write_noted(self) -> None:
-        entries, self._entries = self._entries, []
+        (entries, self._entries), (closed, self._closed) = (self._entries, []), (self._closed, [])
+        changed, self._changed = self._changed, set()
+        minutes = [(*key, self._began, json.dumps(self._minutes[key].told())) for key in changed]
         now = int(time.time() // 60)
-        minutes = [(at, owner, self._began, json.dumps(each.told())) for (at, owner), each in self._minutes.items()]
-        self._minutes = {key: each for key, each in self._minutes.items() if key[0] >= now}
+        for key in [key for key in self._minutes if key[0] < now]:
+            del self._minutes[key]
         if not entries and not minutes:
             return
         try:
-            await asyncio.to_thread(self._write, entries, minutes)
+            await asyncio.to_thread(self._write, entries, minutes, closed)
             self._is_failing = False
         except sqlite3.Error as error:
             if not self._is_failing:
@@ -225,39 +319,69 @@ class History(Watcher):
     async def timeline(
         self, session: SessionId, owner: str | None, *, is_operator: bool, before: int | None, limit: int
     ) -> list[dict[str, Any]]:
-        """The session's newest entries, the newest first, before the one of that id; whose it is not sees none."""
+        """The session's newest entries, the newest first, before the one of that id; whose it is not sees none, and an
+        operator no name that another tenant has given it.
+        """
         await self.write()
         where = "session = ? AND id < ?" + ("" if is_operator else " AND owner = ?")
         values = [session, before or 1 << 62, *([] if is_operator else [owner or ""]), limit]
         rows = await asyncio.to_thread(
-            self._read, f"SELECT id, at, body FROM entry WHERE {where} ORDER BY id DESC LIMIT ?", values
+            self._read, f"SELECT id, at, owner, body FROM entry WHERE {where} ORDER BY id DESC LIMIT ?", values
         )
-        return [{"id": number, "at": at, **json.loads(body)} for number, at, body in rows]
+        told = [{"id": number, "at": at, **json.loads(body), "owner": of} for number, at, of, body in rows]
+        return [each | ({} if each.pop("owner") == (owner or "") else {"name": None}) for each in told]
 
-    async def activity(
-        self, owner: str | None, *, is_operator: bool, since: float, limit: int
-    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Minutes since then, the oldest first, of all tenants together for an operator, and what happened to the
-        server meanwhile.
+    async def list_closed(
+        self, owner: str | None, *, is_operator: bool, find: str, before: float | None, limit: int
+    ) -> list[dict[str, Any]]:
+        """Sessions that have closed, the last one first, before that time. Each word of `find` is in its id, or in the
+        name that the caller gave it.
         """
         await self.write()
-        mine, values = ("", []) if is_operator else (" AND owner = ?", [owner or ""])
-        sums = ", ".join(f"{_KEPT[name]}(json_extract(body, '$.{name}'))" for name in _KEPT)
+        where = ["at < :before", *([] if is_operator else ["owner = :owner"])]
+        values: dict[str, Any] = {"before": before or 1e12, "owner": owner or "", "limit": limit}
+        for number, word in enumerate(find.lower().split()[:MOST_WORDS]):
+            where.append(f"(instr(session, :w{number}) OR (owner = :owner AND instr(lower(name), :w{number})))")
+            values[f"w{number}"] = word
+        query = f"SELECT session, at, owner, name FROM closed WHERE {' AND '.join(where)} ORDER BY at DESC LIMIT :limit"
+        rows = await asyncio.to_thread(self._read, query, values)
+        return [
+            {"id": session, "closed_at": at, "tenant": of or None, "name": name if of == (owner or "") else ""}
+            for session, at, of, name in rows
+        ]
+
+    async def activity(
+        self, owner: str | None, *, is_operator: bool, since: float, step_s: int, limit: int
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Sums over each `step_s` since then, the oldest first, of all tenants together for an operator, and what
+        happened to the server meanwhile.
+        """
+        await self.write()
+        sees_all, step = is_operator or owner is None, step_s // 60
+        whose = "" if is_operator else "AND owner IN ('', :reader)" if sees_all else "AND owner = :reader"
+        sums = ", ".join(f"{how}({name})" for name, how in _OVER_TIME.items())
+        of_all = ", ".join(f"coalesce({how}, 0) AS {name}" for name, how in _KEPT.items())
         minutes = await asyncio.to_thread(
             self._read,
-            f"SELECT at, {sums} FROM minute WHERE at >= ?{mine} GROUP BY at ORDER BY at LIMIT ?",
-            [int(since // 60), *values, limit],
+            f"SELECT at / :step AS step, {sums} FROM (SELECT at, {of_all} FROM minute WHERE at >= :since {whose} "
+            "GROUP BY at) GROUP BY step ORDER BY step LIMIT :limit",
+            {
+                "since": int(since // step_s) * step,
+                "step": step,
+                "reader": SERVER if sees_all else owner,
+                "limit": limit,
+            },
         )
         marks = await asyncio.to_thread(
             self._read, "SELECT at, body FROM entry WHERE session = '' AND at >= ? ORDER BY id DESC LIMIT ?",
             [since, limit],
         )  # fmt: skip
-        told = [{"at": row[0] * 60, **dict(zip(_KEPT, row[1:], strict=True))} for row in minutes]
+        told = [{"at": row[0] * step_s, **dict(zip(_KEPT, row[1:], strict=True))} for row in minutes]
         return told, [{"at": at, **json.loads(body)} for at, body in reversed(marks)]
 
     async def close(self) -> None:
         """Write the rest."""
-        self._mark("stopped")
+        self.mark("stopped")
         await self.write()
         with self._lock:
             self._connection.close()
@@ -265,8 +389,24 @@ class History(Watcher):
             with suppress(OSError):  # a folder that can only be read now
                 self._running.unlink()
 
-    def _mark(self, kind: str) -> None:
-        self._entries.append((time.time(), "", "", json.dumps({"kind": kind})))
+    def _mark_start(self, runs: dict[str, str]) -> None:
+        """Note the start, and how it differs from the last one. A server that was killed was there until its last
+        entry.
+        """
+        last, ran = list[Any](), list[Any]()
+        start = "SELECT body FROM entry WHERE session = '' AND body LIKE '%\"version\"%' ORDER BY id DESC LIMIT 1"
+        with suppress(JournalUnavailable):
+            last, ran = self._read("SELECT at FROM entry ORDER BY id DESC LIMIT 1", []), self._read(start, [])
+        if self.ended_badly and last:
+            self._entries.append((*last[0], "", "", json.dumps({"kind": "killed"})))
+        is_other = any(not runs.items() <= json.loads(body).items() for (body,) in ran)
+        self.mark("deployed" if is_other else "started", **runs)
+
+    def _minute(self, owner: str) -> Minute:
+        """The one that it is now, of which something changes."""
+        key = int(time.time() // 60), owner
+        self._changed.add(key)
+        return self._minutes[key]
 
     def _note(self, session: Session, kind: str, **told: object) -> None:
         if session.unseen:
@@ -274,22 +414,30 @@ class History(Watcher):
         body = json.dumps({"kind": kind, **{name: value for name, value in told.items() if value is not None}})
         self._entries.append((time.time(), session.owner or "", session.id, body))
 
-    def _write(self, entries: list[tuple[float, str, str, str]], minutes: list[tuple[int, str, float, str]]) -> None:
+    def _write(
+        self,
+        entries: list[tuple[float, str, str, str]],
+        minutes: list[tuple[int, str, float, str]],
+        closed: list[tuple[str, float, str, str]],
+    ) -> None:
         with self._lock, self._connection:
             self._connection.executemany("INSERT INTO entry (at, owner, session, body) VALUES (?, ?, ?, ?)", entries)
             self._connection.executemany("INSERT OR REPLACE INTO minute VALUES (?, ?, ?, ?)", minutes)
+            self._connection.executemany("INSERT OR REPLACE INTO closed VALUES (?, ?, ?, ?)", closed)
             now = time.time()
             if now - self._looked_at > LOOK_S:
                 self._looked_at = now
-                for table, oldest in (("entry", now - KEPT_S), ("minute", (now - KEPT_S) / 60)):
-                    self._connection.execute(f"DELETE FROM {table} WHERE at < ?", [oldest])
+                oldest = now - KEPT_S
+                for table, first in (("entry", oldest), ("minute", oldest / 60), ("closed", oldest)):
+                    self._connection.execute(f"DELETE FROM {table} WHERE at < ?", [first])
                 self._connection.execute(
                     "DELETE FROM entry WHERE id <= (SELECT max(id) FROM entry) - ?", [MOST_ENTRIES]
                 )
-                excess = "SELECT at FROM minute ORDER BY at DESC LIMIT 1 OFFSET ?"
-                self._connection.execute(f"DELETE FROM minute WHERE at <= ({excess})", [MOST_MINUTES])
+                for table, most in (("minute", MOST_MINUTES), ("closed", MOST_CLOSED)):
+                    excess = f"SELECT at FROM {table} ORDER BY at DESC LIMIT 1 OFFSET ?"
+                    self._connection.execute(f"DELETE FROM {table} WHERE at <= ({excess})", [most])
 
-    def _read(self, query: str, values: list[Any]) -> list[Any]:
+    def _read(self, query: str, values: list[Any] | dict[str, Any]) -> list[Any]:
         """The rows; none of a file that was damaged meanwhile. Raises `JournalUnavailable` if it cannot be read."""
         try:
             with self._lock:
@@ -311,8 +459,22 @@ class History(Watcher):
         return True
 
 
-_KEPT = {name: "max" if name == "worst_ms" else "sum" for name in Minute.__dataclass_fields__}
-"""How the minutes of several tenants come together: a session has one."""
+_THERE = ("device_bytes", "host_bytes", "disk_bytes", "turns_running", "turns_waiting")
+_OF_READER = (*_THERE, "bytes_out", "bytes_in", "bytes_to_disk", "bytes_from_disk")
+"""What the whole server has minutes of: KV may be of several tenants."""
+
+
+def _of_tenants(name: str) -> str:
+    """The SQL by which minutes of several tenants become one: a session has one tenant."""
+    told = f"json_extract(body, '$.{name}')"
+    if name in _OF_READER:
+        return f"sum({told}) FILTER (WHERE owner = :reader)"
+    return f"{'max' if name == 'worst_ms' else 'sum'}({told})"
+
+
+_KEPT = {name: _of_tenants(name) for name in Minute.__dataclass_fields__}
+_OVER_TIME = {name: "max" if name in ("agents", "worst_ms", *_THERE) else "sum" for name in _KEPT}
+"""How several minutes become one entry."""
 
 
 def _open(folder: Path | None) -> sqlite3.Connection:
@@ -347,6 +509,7 @@ def _is_damage(error: sqlite3.Error) -> bool:
 def _connect(path: str) -> sqlite3.Connection:
     connection = sqlite3.connect(path, check_same_thread=False)
     try:
+        connection.create_function("lower", 1, str.lower, deterministic=True)  # SQLite's knows English letters only
         connection.executescript(_TABLES)
     except sqlite3.DatabaseError:
         connection.close()

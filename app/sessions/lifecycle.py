@@ -256,6 +256,7 @@ async def _reopen(registry: SessionRegistry, session: Session) -> int:
 
     If there is no room any more for the KV that was promised to it, it loses the promise: the session is worth more.
     """
+    session.reopened = True
     session.place(SessionMemory())
     tokens = len(session.history)  # a turn that has finished may still be cut at a stop string
     try:

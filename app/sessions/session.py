@@ -7,7 +7,7 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from app.domain.activations import CheckpointInfo
 from app.domain.breakpoints import Breakpoint, Intervention, OnTimeout
@@ -34,6 +34,12 @@ from app.text.generation import TextRule, TurnReader
 
 if TYPE_CHECKING:
     from app.telemetry.spans import TurnSpan
+
+
+RecomputeReason = Literal["dropped", "restarted", "moved"]
+"""Why KV that a history had had to be computed again: there was no room for it in any tier, or it was gone with the
+server or engine before, or stayed behind at another server.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,8 @@ class SessionUsage:
     prefill_ms: float = 0.0
     last: TurnUsage | None = None
     """Of the last turn that has ended."""
+    recompute_reason: RecomputeReason | None = None
+    """Why that one recomputed tokens; None: it did not, or nobody knows."""
     answers: list[int] = field(default_factory=list)
     """Positions in the history, of the first answer and the last others."""
     paused: NotedPause | None = None
@@ -281,6 +289,8 @@ class Session:
     """Tokens of the history that no turn has computed here: the next one's owner pays for them."""
     leaving: bool = False
     """Whether another server has it soon, or may have it: requests cannot reach it here."""
+    reopened: bool = False
+    """Whether the engine knows it only from its history, and no turn has ended since."""
     arrived_at: float | None = None
     """When it came from another server, by the monotonic clock; None: not since this one's start."""
     watcher: Watcher = NOBODY
@@ -288,6 +298,8 @@ class Session:
     on_move: Callable[[Session], None] = lambda session: None
     """Told of each new state: the table counts turns."""
     _before_turn: array[int] = field(default_factory=lambda: array("I"))
+    _lost_by: RecomputeReason | None = None
+    """Why its KV was not whole when the turn began."""
     _generated: int = 0
     """Tokens of the last turn that `usage` counts as completion."""
     _keep: int | None = None
@@ -316,6 +328,16 @@ class Session:
     def called(self) -> str | None:
         """What its owner's calls name it by; None: they do not."""
         return None if self.name in (UNNAMED, OF_RESPONSES) else self.name
+
+    @property
+    def label(self) -> str:
+        """What its client calls it, in the words of a label if it has any; empty: nothing."""
+        return self.metadata.get("name") or self.called or next(iter(self.metadata.values()), "")
+
+    @property
+    def log_name(self) -> str:
+        """The same for the log, which operators read: no label of a tenant, and none but its name."""
+        return "" if self.owner is not None else self.metadata.get("name") or self.called or ""
 
     @property
     def adapter_digest(self) -> str:
@@ -454,11 +476,20 @@ class Session:
         self.unsignalled += 1
         if self.turn is not None:
             self.expect()
+        self._lost_by = self._find_loss()
         self.turn = turn
         self.pause_limit = DEFAULT_LIMIT
         self.spent.clear()
         self._before_turn, self.history = self.history, history
         self.prompt_tokens, self.max_tokens, self._keep = len(history), max_tokens, None
+
+    def _find_loss(self) -> RecomputeReason | None:
+        """Why KV of the history is not there now; None: it is, or this server has never had it."""
+        if self.placed.computed_tokens >= len(self.history) - 1 or self.usage.last is None:
+            return None
+        if self.reopened:
+            return "restarted"
+        return "moved" if self.turn is None and self.arrived_at is not None else "dropped"
 
     def take_up(self, turn: Turn, place: PausedPlace) -> None:
         """Begin in the place where another session is paused, with its history."""
@@ -508,6 +539,8 @@ class Session:
                 if event.reason is FinishReason.SHUTDOWN:
                     self.usage.interrupt(len(self.history))
                 self.usage.paused = None
+                self.usage.recompute_reason = self._lost_by if event.usage.tokens_recomputed else None
+                self.reopened = False
                 if event.interventions is not None:
                     self.interventions = event.interventions
                 self._generated = event.usage.completion_tokens

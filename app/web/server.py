@@ -391,11 +391,13 @@ class Server(uvicorn.Server):
         # They stay if the settings say so, or if all servers have been ended.
         stay = cluster is None or settings.drain_to != "peers" or self._interrupted or self.status is not ENDED
         evacuate: Evacuate | None = None if cluster is None or stay else cluster.draining.run
+        self._services.history.mark("draining")
         draining = asyncio.create_task(drain(self._services.sessions, timeout_s, evacuate))
         while not draining.done() and not self.force_exit:
             await asyncio.wait({draining}, timeout=0.1)
             self._end_if_fenced()
         draining.cancel()
+        self._services.history.mark("drained")
         while self._listeners:  # those that are open stay
             self._listeners.pop().close()
         if cluster is not None:  # answers of others pass here as long as turns here could run

@@ -6,10 +6,11 @@ from pydantic import BaseModel, Field
 
 from app.domain.memory_map import MemoryMap
 from app.domain.points import Point
-from app.domain.values import FinishReason, Phase, Tier
+from app.domain.values import MAX_NAME, FinishReason, Phase, Tier
 from app.messages import Failed, TurnFinished
 from app.sessions.findings import FindingKind, Findings
-from app.sessions.session import Session
+from app.sessions.history import MarkKind
+from app.sessions.session import RecomputeReason, Session
 from app.wire.base import QueryModel, View, any_event, shape
 from app.wire.checkpoint import CheckpointView
 from app.wire.memory import MemoryView
@@ -63,7 +64,11 @@ class TimelineEntry(BaseModel):
     `late_s` is how much later it began than a signal had said; below 0 it was early. A `phase` is a signal, with the
     time that it gave. KV that `moved` is in `tier` now. A session that came tells its `phase` and `tier` then. A
     turn that `paused` stands at `layer` and `point`. One that a restart ended has `finish_reason` `shutdown`, and kept
-    its tokens, or `code` `server_restarted`, and lost them.
+    its tokens, or `code` `server_restarted`, and lost them. One that `closed` tells its owner what it was called, as
+    `name`.
+
+    `recompute_reason` is why KV of a turn's context was gone: no tier had room and it was `dropped`, the server or its
+    engine has `restarted`, or the session has `moved` without it; null where that is not known.
     """
 
     id: int
@@ -77,6 +82,7 @@ class TimelineEntry(BaseModel):
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     tokens_recomputed: int | None = None
+    recompute_reason: RecomputeReason | None = None
     queue_ms: float | None = None
     restore_ms: float | None = None
     prefill_ms: float | None = None
@@ -87,6 +93,7 @@ class TimelineEntry(BaseModel):
     tier: Tier | None = None
     layer: int | None = None
     point: str | None = None
+    name: str | None = None
 
 
 Timeline = shape(
@@ -100,15 +107,20 @@ class ActivityQuery(QueryModel):
     """Since when to tell."""
 
     since: float = Field(0, ge=0, le=1e11, description="Unix seconds; default: all that is kept")
-    limit: int = Field(1440, ge=1, le=10_000, description="most minutes")
+    step_s: int = Field(60, ge=60, le=86_400, multiple_of=60, description="seconds that each entry sums up")
+    limit: int = Field(1440, ge=1, le=10_000, description="most entries")
 
 
 class ActivityMinute(BaseModel):
-    """One minute, which begins `at`, in Unix seconds: turns that ended in it, of how many agents, and their tokens. An
-    agent is a session that is none of an experiment, a batch or an embedding.
+    """One minute, or `step_s`, which begins `at`, in Unix seconds: turns that ended in it, of how many agents in the
+    same minute, and their tokens. An agent is a session that is none of an experiment, a batch or an embedding.
 
-    `worst_ms` is the longest that an agent's turn waited for its first token, and `late` counts turns that began later
-    than their session had signalled.
+    `worst_ms` is the longest that an agent's turn waited for its first token, `late` counts turns that began later than
+    their session had signalled, and `late_restores` those that waited for KV that was not on the device. `bytes_out` of
+    KV left the device, `bytes_in` came back. Sessions held `device_bytes`, `host_bytes` and `disk_bytes` at the end of
+    a minute; `turns_running` and `turns_waiting` are the most that were seen. Of several minutes, these are the most.
+
+    What a tenant's sessions share counts for each of them. It is not told what went to the disk and came from there.
     """
 
     at: int
@@ -121,20 +133,62 @@ class ActivityMinute(BaseModel):
     tokens_recomputed: int
     worst_ms: float
     late: int
+    late_restores: int
+    bytes_out: int
+    bytes_in: int
+    bytes_to_disk: int
+    bytes_from_disk: int
+    device_bytes: int
+    host_bytes: int
+    disk_bytes: int
+    turns_running: int
+    turns_waiting: int
 
 
 class ServerMark(BaseModel):
-    """The server started or stopped at that time."""
+    """What happened to the server at that time. It was `deployed` if it started with another version or model than
+    before. If it was `killed`, or crashed, that is when it was last heard of. `replica` is its name in a cluster.
+    """
 
     at: float
-    kind: Literal["started", "stopped"]
+    kind: MarkKind
+    version: str | None = None
+    model: str | None = None
+    replica: str | None = None
 
 
 Activity = shape(
     "Activity",
-    "Minutes with turns, the oldest first, and starts and stops of the server. If there are more minutes, call again\n"
-    "with `since` set to the end of the last one.",
+    "Minutes in which there was anything, the oldest first, and what happened to the server. If there are more, call\n"
+    "again with `since` set to the end of the last one.",
     {"minutes": [ActivityMinute], "marks": [ServerMark], "has_more": bool},
+)
+
+
+class ClosedQuery(QueryModel):
+    """Which closed sessions to list."""
+
+    find: str = Field("", max_length=MAX_NAME, description="words, each of which is in the session's id or name")
+    before: float | None = Field(None, gt=0, le=1e11, description="`closed_at` of the last one of the page before")
+    limit: int = Field(20, ge=1, le=100)
+
+
+class ClosedSession(BaseModel):
+    """A session that closed at that time, in Unix seconds. `name` is what its client called it, if it did; only the
+    tenant whose it was is told.
+    """
+
+    id: str
+    tenant: str | None
+    name: str
+    closed_at: float
+
+
+ClosedPage = shape(
+    "ClosedPage",
+    "Closed sessions, the last one first. If there are more, call again with `before` set to the last one's\n"
+    "`closed_at`.",
+    {"data": [ClosedSession], "has_more": bool},
 )
 
 
@@ -168,13 +222,15 @@ class TurnNews(TimedNews):
     """A turn that is in the queue from now on (`begun`), or over.
 
     `finish_reason` and `usage` are those of one that has finished, `code` is the error's of one that has failed.
-    `resume_ms` of one that is over is what it waited for.
+    `recompute_reason` is why it recomputed tokens, as far as that is known; `resume_ms` of one that is over is what it
+    waited for.
     """
 
     session_id: str
     status: Literal["begun", "finished", "failed"]
     finish_reason: FinishReason | None = None
     usage: TurnUsageView | None = None
+    recompute_reason: RecomputeReason | None = None
     resume_ms: ResumeTimes | None = None
     code: str | None = None
 
@@ -190,6 +246,7 @@ class TurnNews(TimedNews):
             status="finished",
             finish_reason=end.reason,
             usage=end.usage,
+            recompute_reason=waits.recompute_reason,
             resume_ms=waits,
         )
 

@@ -19,7 +19,7 @@ from client.breakpoint_models import PointInfo
 from client.calls import PAGE_SIZE, UNSET, Seconds, given
 from client.edge import DEFAULT_TIMEOUT_S, KEY_VARIABLE, Connection, address_of
 from client.experiments import Activations, Patching, Prompts
-from client.history_models import Activity, Findings
+from client.history_models import Activity, ClosedSessions, Findings
 from client.live import Event
 from client.memory_models import MemoryEstimate, MemoryMap
 from client.models import Health, Model, Residency, SessionState, Tier, Version
@@ -101,6 +101,14 @@ class AsyncSessions:
             after = page.next_after
             if after is None:
                 return
+
+    async def closed(
+        self, find: str = "", *, before: float | None = None, limit: int = 20, timeout: Seconds = UNSET
+    ) -> ClosedSessions:
+        """Sessions that closed in the last 30 days, the last one first, `before` that time. Each word of `find` is in
+        the id or in the name.
+        """
+        return await self._transport.send(calls.closed_sessions(find, before, limit), timeout)
 
 
 class AsyncDjinn:
@@ -186,11 +194,13 @@ class AsyncDjinn:
         """What is wrong, in sentences, and how many more agents there is room for."""
         return await self._transport.send(calls.findings(), timeout)
 
-    async def activity(self, *, since: float = 0.0, limit: int = 1440, timeout: Seconds = UNSET) -> Activity:
+    async def activity(
+        self, *, since: float = 0.0, step_s: int = 60, limit: int = 1440, timeout: Seconds = UNSET
+    ) -> Activity:
         """The last 30 days by the minute: your sessions', or for an operator those of all tenants. `since` is in Unix
-        seconds; at most `limit` minutes, the oldest first.
+        seconds; at most `limit` entries, the oldest first, each the sum of `step_s` seconds.
         """
-        return await self._transport.send(calls.activity(since, limit), timeout)
+        return await self._transport.send(calls.activity(since, step_s, limit), timeout)
 
     async def estimate(
         self, tokens: int, *, bandwidth: float | None = None, timeout: Seconds = UNSET

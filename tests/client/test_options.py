@@ -120,6 +120,7 @@ def test_names_pages_and_what_the_server_tells_about_itself(djinn: Djinn, server
         assert [entry.kind for entry in session.timeline().data if entry.kind != "moved"] == ["turn", "opened"]
         assert djinn.activity().minutes[-1].turns >= 1
         assert session.refresh().kv.tier == "device"
+        assert not djinn.sessions.closed(session.id).data
         assert djinn.memory().data.device.owned_bytes >= session.info.kv.device_bytes > 0
         with pytest.raises(client.Conflict, match="no cluster"):
             session.move("b")

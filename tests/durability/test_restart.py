@@ -13,13 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
-from app.sessions.history import FILE
+from app.sessions.history import FILE, RUNNING
 from tests.conftest import ServeWith
 from tests.durability.restarting import TOKENS, generate, open_session, serving
 from tests.errors import assert_error
 from tests.journal.building import held_up
 from tests.orderly import ServerThread, serve_thread
 from tests.processes import serve_process
+from tests.waiting import wait_until
 
 
 @contextmanager
@@ -166,6 +167,7 @@ def test_parked_and_resident_sessions_recompute_nothing(
         assert tokens == sum(len(prompt(number)) + TOKENS - 1 for number in range(SESSIONS))
     with serve_thread(folder, *flags) as (_, client):
         after = [next_turn(client, session) for session in sessions]
+        assert [each["kind"] for each in activity(client)["marks"]][1:4] == ["draining", "drained", "stopped"]
     assert [recomputed for _, recomputed in after] == [0] * SESSIONS
     for number, (token_ids, _) in enumerate(after):
         uninterrupted = open_session(http)
@@ -208,37 +210,55 @@ def test_imported_sessions_recompute_nothing_and_still_share_with_none_but_their
         assert generate(client, stranger, [*prompt(12), 1])["usage"]["cached_tokens"] == 0
 
 
-def timeline(http: httpx.Client, session: str, **query: int) -> list[dict[str, Any]]:
-    answer = http.get(f"/v1/sessions/{session}/timeline", params=query)
-    assert answer.status_code == 200, answer.text
-    found: list[dict[str, Any]] = answer.json()["data"]
-    return found
+def timeline(http: httpx.Client, session: str, **query: int) -> Any:
+    return http.get(f"/v1/sessions/{session}/timeline", params=query).raise_for_status().json()["data"]
 
 
-def test_a_closed_session_is_remembered_after_a_restart(tmp_path: Path) -> None:
+def activity(http: httpx.Client, **query: float) -> Any:
+    return http.get("/v1/activity", params=query).raise_for_status().json()
+
+
+def test_a_closed_session_is_remembered_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, began = tmp_path / "state", time.time()
+    monkeypatch.setattr("app.sessions.history.LOOK_AT_MEMORY_S", 0.05)
     with serving(folder) as http:
-        session = open_session(http)
+        session = open_session(http, metadata={"name": "Ärger"})
         usage = generate(http, session, [5, 6, 7])["usage"]
-        http.post(f"/v1/sessions/{session}/phase", json={"phase": "io_wait", "resume_in_ms": 1})
-        time.sleep(0.01)
-        generate(http, session, [8])
+        for waits in ([1], [1, 60_000]):  # the last one counts
+            for wait_ms in waits:
+                http.post(f"/v1/sessions/{session}/phase", json={"phase": "io_wait", "resume_in_ms": wait_ms})
+                time.sleep(0.01)
+            generate(http, session, [8])
+
+        def is_noted() -> bool:
+            memory, minutes = http.get("/v1/memory").json(), activity(http)["minutes"]
+            noted = minutes[-1]["device_bytes"], sum(each["bytes_out"] for each in minutes)
+            return noted == (memory["data"]["device"]["owned_bytes"], memory["moves"]["out"]["bytes"])
+
+        wait_until(is_noted)
+    monkeypatch.setattr("app.main.version", lambda name: "0.0")
+    (folder / RUNNING).touch()  # as a kill leaves it
     with serving(folder) as http:
+        generate(http, session, [9])
         http.delete(f"/v1/sessions/{session}")
         told = timeline(http, session)[::-1]
         kinds = [entry["kind"] for entry in told if entry["kind"] != "moved"]
-        assert kinds == ["opened", "turn", "phase", "turn", "restored", "closed"]
-        first, second = (entry for entry in told if entry["kind"] == "turn")
+        assert kinds == ["opened", *("turn", "phase") * 2, "phase", "turn", "restored", "turn", "closed"]
+        first, second, third, last = (entry for entry in told if entry["kind"] == "turn")
         assert {name: first[name] for name in usage} == usage
         assert (first["status"], first["late_s"]) == ("finished", None)
-        assert second["late_s"] > 0, "it was to be back after a millisecond"
+        assert second["late_s"] > 0 > third["late_s"]
+        assert (first["recompute_reason"], last["recompute_reason"]) == (None, "restarted")
+        asked = [{"find": find} for find in ("ÄRGER ses_", session[-8:].upper(), "%")]
+        found = [http.get("/v1/sessions/closed", params=each).json()["data"] for each in asked]
+        assert [[each["name"] for each in page] for page in found] == [["Ärger"], ["Ärger"], []]
         assert began <= told[0]["at"] <= second["at"] - second["seconds"] <= told[-1]["at"] <= time.time()
         assert timeline(http, session, limit=2, before=told[-1]["id"]) == told[-2:-4:-1]
-        activity = http.get("/v1/activity", params={"since": began - 60}).json()
-        assert [mark["kind"] for mark in activity["marks"]] == ["started", "stopped", "started"]
-        minutes = activity["minutes"]
-        assert [sum(each[name] for each in minutes) for name in ("turns", "failed", "late")] == [2, 0, 1]
-        assert sum(each["prompt_tokens"] for each in minutes) == first["prompt_tokens"] + second["prompt_tokens"]
+        done = activity(http, since=began - 60, step_s=3600)
+        assert [mark["kind"] for mark in done["marks"]] == ["started", "stopped", "killed", "deployed"]
+        prompts = sum(each["prompt_tokens"] for each in (first, second, third, last))
+        wanted = {"turns": 4, "failed": 0, "late": 1, "prompt_tokens": prompts}
+        assert {name: sum(each[name] for each in done["minutes"]) for name in wanted} == wanted
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
@@ -276,7 +296,7 @@ def test_a_damaged_history_is_made_anew(tmp_path: Path, damage: str) -> None:
             opened.seek(4096)
             opened.write(b"x" * (file.stat().st_size - 4096))
         with serving(tmp_path / "state") as http:
-            assert timeline(http, session) == []
+            assert [entry["kind"] for entry in timeline(http, session)] == ["restored"]
             generate(http, session, [5])
             assert "turn" in [entry["kind"] for entry in timeline(http, session)]
 
@@ -293,4 +313,5 @@ def test_no_tenant_sees_the_history_of_another(serve_with: ServeWith) -> None:
     too_far = http.get(path, params={"before": 1 << 63}, headers=mine)
     assert_error(too_far, 422, "field_out_of_range", param="before")
     seen = [http.get("/v1/activity", headers=each).json()["minutes"] for each in (mine, others)]
+    assert http.get("/v1/sessions/closed", headers=others).json()["data"] == []
     assert ([each["agents"] for each in seen[0]], seen[1]) == ([1], [])

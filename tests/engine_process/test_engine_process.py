@@ -102,6 +102,7 @@ def test_a_turn_that_ran_can_be_repeated_and_all_else_goes_on(server: ServerProc
     assert int(answer.headers["Retry-After"]) >= 1
     until_ready(http)
     assert metric(http, "djinn_engine_restarts_total") == restarts + 1
+    assert http.get("/v1/activity").json()["marks"][-1]["kind"] == "engine_restarted"
     assert metric(http, "djinn_engine_up") == 1
     assert metric(http, "djinn_sessions") == len(http.get("/v1/sessions").json()["data"])
     assert http.get(f"/v1/sessions/{closing}").status_code == 404

@@ -48,7 +48,7 @@ def test_a_session_is_followed_from_its_opening_to_its_end(serve_with: ServeWith
         turn = generate(http, session)
         begun = reader.until("turn")[-1][1]
         assert begun.pop("time") <= time.time()
-        nothing_yet = dict.fromkeys(("finish_reason", "usage", "resume_ms", "code"))
+        nothing_yet = dict.fromkeys(("finish_reason", "usage", "recompute_reason", "resume_ms", "code"))
         assert begun == {"session_id": session, "status": "begun", **nothing_yet}
         ended = reader.until("turn", session_id=session, status="finished")[-1][1]
         assert (ended["finish_reason"], ended["usage"]) == ("length", turn["usage"])
