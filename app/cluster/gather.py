@@ -9,6 +9,7 @@ import logging
 import re
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, get_args
 
 import orjson
@@ -29,13 +30,12 @@ PATIENCE_S = 8.0
 """How long a replica may take for its part. It waits less for its engine."""
 DEFAULT_LIMIT = 20
 """Sessions on a page, the same as at a single server."""
-SAME = frozenset({"block_bytes", "block_tokens", "policy"})
-"""Memory figures that are the same at all replicas of a model."""
+SAME = frozenset({"block_bytes", "block_tokens", "policy", "at"})
+"""Figures that are the same at all replicas of a model, and that add up no more than they do."""
 LAST_ID = "last-event-id"
 ONE_ID = re.compile(rf"({REPLICA_NAME.pattern})=([0-9a-f]{{1,16}}-[0-9]{{1,20}})")
-LONGEST_EVENT = 16 << 20
-WAITING = 64
-"""How many events may wait for a slow client. With more, the replicas wait."""
+LONGEST_EVENT, WAITING = 16 << 20, 64
+"""Most bytes of an event, and how many may wait for a slow client. With more, the replicas wait."""
 DAMAGED = (AttributeError, LookupError, TypeError, ValueError)
 """What merging raises for JSON of another shape."""
 
@@ -69,12 +69,10 @@ class Gathered:
         if not told:
             raise ReplicaAway("no replica answers: try again")
         first, _ = told.get(self._fleet.own) or next(iter(told.values()))
-        limit = QueryParams(scope["query_string"]).get("limit", "")  # in range, as replicas refuse others
-
-        def merged_sessions(pages: Sequence[Any]) -> Any:
-            return merged_page(pages, int(limit) if limit.isdecimal() else DEFAULT_LIMIT)
-
-        merged, parts = MERGED.get(scope["path"].removeprefix("/v1/"), merged_sessions), dict[str, Any]()
+        asked = QueryParams(scope["query_string"]).get("limit", "")  # in range, as replicas refuse others
+        limit, parts = int(asked) if asked.isdecimal() else DEFAULT_LIMIT, dict[str, Any]()
+        of_sessions: Callable[[Sequence[Any]], Any] = partial(merged_page, limit=limit)
+        merged = MERGED.get(scope["path"].removeprefix("/v1/"), of_sessions)
         for replica, (answer, page) in told.items():
             if answer.status_code == 200:
                 try:
@@ -249,10 +247,11 @@ def merged_uploads(lists: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def merged_page(pages: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any]:
-    """A page of `limit` sessions, by id. If two replicas list a session that has just moved, the later use counts."""
-    listed = sorted((session for page in pages for session in page["data"]), key=lambda session: session["used_at"])
+    """A page of `limit` sessions by id, or of closed ones, the last first. Of one that moves, the later use counts."""
+    time = "closed_at" if any("closed_at" in each for page in pages for each in page["data"]) else "used_at"
+    listed = sorted((session for page in pages for session in page["data"]), key=lambda session: session[time])
     found = {session["id"]: session for session in listed}
-    sessions = [found[each] for each in sorted(found)]
+    sessions = listed[::-1] if time == "closed_at" else [found[each] for each in sorted(found)]
     has_more = len(sessions) > limit or any(page["has_more"] for page in pages)
     return {**pages[0], "data": sessions[:limit], "has_more": has_more}
 
@@ -265,10 +264,20 @@ def merged_memory(views: Sequence[Any]) -> Any:
     found = {}
     for name in dict.fromkeys(itertools.chain(*known)):
         values = [view[name] for view in known if name in view]
-        found[name] = values[0] if name in SAME else merged_memory(values)
+        found[name] = values[0] if name in SAME else (max if name == "worst_ms" else merged_memory)(values)
     if "bytes_per_s" in found:
         found["bytes_per_s"] = found["bytes"] / found["seconds"] if found["seconds"] else None
     return found
+
+
+def merged_activity(views: Sequence[Any]) -> Any:
+    """The sums of each minute, until the first of which a replica has left some to its next page, and marks of all."""
+    ends, minutes = [view["minutes"][-1]["at"] for view in views if view["has_more"]], dict[int, list[Any]]()
+    for each in itertools.chain.from_iterable(view["minutes"] for view in views):
+        minutes.setdefault(each["at"], []).append(each)
+    told = [merged_memory(minutes[at]) for at in sorted(minutes) if all(at <= end for end in ends)]
+    marks = sorted((mark for view in views for mark in view["marks"]), key=lambda mark: mark["at"])
+    return {"minutes": told, "marks": marks, "has_more": bool(ends)}
 
 
 def merged_findings(views: Sequence[Any]) -> Any:
@@ -277,14 +286,15 @@ def merged_findings(views: Sequence[Any]) -> Any:
     capacities = [view["capacity"] for view in views if view["capacity"] is not None]
     least = min(capacities, key=lambda each: each["more"], default=None)
     capacity = least and {"more": sum(each["more"] for each in capacities), "text": least["text"]}
-    kinds = get_args(FindingKind)
-    return {"data": sorted(found.values(), key=lambda each: kinds.index(each["kind"])), "capacity": capacity}
+    data = sorted(found.values(), key=lambda each: get_args(FindingKind).index(each["kind"]))
+    return {"data": data, "capacity": capacity}
 
 
 MERGED: dict[str, Callable[[Sequence[Any]], Any]] = {
     **dict.fromkeys(("vectors", "dictionaries", "lenses", "probes"), merged_uploads),
     "models": merged_models,
     "memory": merged_memory,
+    "activity": merged_activity,
     "findings": merged_findings,
 }
 """How all answers to that path, and all events of that name, become one. All other answers are pages of sessions."""

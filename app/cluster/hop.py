@@ -35,17 +35,14 @@ from app.web.middleware import HOP
 from app.web.sse import disconnected
 
 logger = logging.getLogger(__name__)
-LOOK_S = 1.0
-"""Between two checks of a replica that has requests of this one, or counts as away."""
-LOOK_PATIENCE_S = 4.0
-MISSES = 2
-"""How many checks in a row a replica must miss to count as away: it may be busy for a moment."""
-MOST_IDLE = 256
-"""How many unused connections to each replica are kept."""
+LOOK_S, LOOK_PATIENCE_S, MISSES = 1.0, 4.0, 2
+"""Between two checks of a replica that has requests of this one, or counts as away; how long one may take; and how many
+in a row it must miss to count as away: it may be busy for a moment.
+"""
 SHUNNED_S = 2.0
 """How long a replica that cannot be reached counts as away: longer than it takes to find that another cannot either."""
-LARGEST = 64 << 20
-"""Most bytes of an answer that is read whole."""
+MOST_IDLE, LARGEST = 256, 64 << 20
+"""How many unused connections to each replica are kept, and most bytes of an answer that is read whole."""
 REPEATABLE = (b"GET", b"HEAD", b"OPTIONS")
 """Methods of requests that do no harm if they are done twice."""
 NOT_OF_A_GET = (b"content-length", b"transfer-encoding", b"sec-websocket")
@@ -137,8 +134,7 @@ class Hops:
 
     def __init__(self, fleet: Fleet, key: ClusterKey, changed: Callable[[], Awaitable[object]]) -> None:
         """`changed` returns when replicas have come or gone."""
-        self.fleet = fleet
-        self.key = key
+        self.fleet, self.key = fleet, key
         self.inside: ASGIApp
         """What answers requests at this server."""
         self.passing_on = 0

@@ -39,7 +39,9 @@ logger = logging.getLogger(__name__)
 class About(enum.Enum):
     """Whom a request is for, by its method and path. The group is the id that the path names."""
 
-    GATHERED = "GET /v1/(?:sessions|models|memory|findings|events|vectors|dictionaries|lenses|probes)"
+    GATHERED = (
+        "GET /v1/(?:sessions(?:/closed)?|models|memory|activity|findings|events|vectors|dictionaries|lenses|probes)"
+    )
     """Every replica: their answers are merged."""
     EVERY = "(?!GET|HEAD|OPTIONS)[A-Z]+ /v1/(?:vectors|dictionaries|lenses|probes).*"
     """Every replica: all sessions may name these."""

@@ -15,10 +15,8 @@ from app.domain.errors import ReplicaAway, ReplicaLost
 from app.domain.text import header_text
 from app.web.errors import TRY_AGAIN_LATER, closable, close_socket
 
-PING_S = 5.0
-"""Between two pings, and how long the answer to one may take."""
-ANSWER_S = 5.0
-"""How long a replica may take for its handshake."""
+PING_S = ANSWER_S = 5.0
+"""Between two pings, and how long a replica may take for the answer to one, and for its handshake."""
 NOT_PASSED = frozenset(
     b"host sec-websocket-key sec-websocket-version sec-websocket-extensions sec-websocket-protocol".split()
 )

@@ -76,10 +76,10 @@ class Store(ABC):
 
 
 FILE = "cluster.sqlite3"
-BUSY_S = 2.0
-"""How long another replica may have the file: each transaction takes milliseconds."""
-POLL_S = 0.2
-"""Seconds between two reads of the file, because SQLite does not tell when another process has written."""
+BUSY_S, POLL_S = 2.0, 0.2
+"""How long another replica may have the file, as each transaction takes milliseconds; and the time between two reads of
+it, because SQLite does not tell when another process has written.
+"""
 TABLE = """
 CREATE TABLE IF NOT EXISTS entry (
     key TEXT PRIMARY KEY, value TEXT NOT NULL, lender TEXT, ends_at REAL, machine TEXT

@@ -73,7 +73,7 @@ def test_models_and_memory_are_those_of_all(client: httpx.Client, servers: Pair)
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/sessions", "/v1/models", "/v1/memory", "/v1/findings", "/v1/vectors", "/v1/events"]
+    "path", ["/v1/sessions", "/v1/models", "/v1/memory", "/v1/activity", "/v1/findings", "/v1/vectors", "/v1/events"]
 )
 def test_a_list_says_who_is_missing(path: str) -> None:
     """A replica that is away, or has no time, or answers what is no list, makes no list fail."""
@@ -87,7 +87,7 @@ def test_a_list_says_who_is_missing(path: str) -> None:
         elif path == "/v1/memory":
             answer = JSONResponse({"sessions": 1})
         else:
-            answer = JSONResponse({"data": [], "has_more": False, "capacity": None})
+            answer = JSONResponse({"data": [], "minutes": [], "marks": [], "has_more": False, "capacity": None})
         await answer(scope, receive, send)
 
     known = Known({}, known=set("abcde"))
@@ -150,6 +150,19 @@ def test_the_live_stream_is_that_of_all_and_goes_on_where_it_ended(
     assert told[-1][1]["session"]["id"] == other, "one that moves is not closed"
     assert created in [data["session"]["id"] for name, data in told if name == "session"]
     assert "snapshot" not in [name for name, _ in told]
+
+
+def test_the_past_is_that_of_all(client: httpx.Client, servers: Pair) -> None:
+    closed = [open_session(http) for http in servers.clients.values()]
+    for session in closed:
+        generate(client, session, [1], max_tokens=1)
+        client.delete(f"/v1/sessions/{session}").raise_for_status()
+    days = [http.get("/v1/activity?step_s=86400").json() for http in (client, servers.a, servers.b)]
+    all_turns, *turns = (sum(day["turns"] for day in told["minutes"]) for told in days)
+    assert all_turns == sum(turns)
+    assert {mark["replica"] for mark in days[0]["marks"]} == {"a", "b"}
+    listed = client.get("/v1/sessions/closed?limit=2").json()["data"]
+    assert [each["id"] for each in listed] == closed[::-1]
 
 
 def test_each_session_is_at_the_one_replica_that_its_id_names(

@@ -37,10 +37,8 @@ from app.sessions.session import Session
 from app.tenants.tenant import Directory
 
 logger = logging.getLogger(__name__)
-AT_ONCE = 8
-"""How many sessions may be on their way here."""
-WAIT_S = 60.0
-"""How long a session that has come is kept for an old home that says nothing."""
+AT_ONCE, WAIT_S = 8, 60.0
+"""How many sessions may be on their way here, and how long one that has come is kept for an old home that is silent."""
 
 
 class GivenUp(Exception):

@@ -27,10 +27,9 @@ from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 
 logger = logging.getLogger(__name__)
-MOST_REFUSALS = 8
-"""Sessions that a peer may refuse, one after the other, before nothing more is offered to it."""
-TRIES = 2
-"""How often one session is offered to one peer."""
+MOST_REFUSALS, TRIES = 8, 2
+"""Sessions that a peer may refuse, one after the other, before it is offered no more, and how often it is offered one.
+"""
 PATIENCE_S, AWAY_S = 0.2, 1.0
 """Seconds without an offer to a peer that refused one, which a move under way may fill, or that did not answer."""
 DISTURBED_S, MOST_DISTURBED = 0.5, 4
@@ -41,18 +40,16 @@ FAREWELL_S = 2.5
 """How long the server still answers when its sessions have left: until all others have heard of it."""
 ALONE_S = 2.5
 """How long it waits for a peer that takes anything: servers that all end at once need not wait for each other."""
-BALANCE_S = 1.0
-"""Between two looks at the memory."""
-AT_A_LOOK = 2
-"""How many sessions go between two looks, one after the other."""
+BALANCE_S, AT_A_LOOK = 1.0, 2
+"""Seconds between two looks at the memory, and how many sessions go between them, one after the other."""
 FULL, EASED = 0.1, 0.2
 """Free parts of memory: with less than the first in both tiers sessions go, until there is the second in one."""
 CLEARLY = 0.25
 """How much larger the free share of a peer's host memory must be, so that moves do not make it the fuller one."""
-RESTS_S, STAYS_S = 30.0, 600.0
-"""A session stays if it may go on within the first, or has arrived or could not go within the second."""
-SHUNNED_S = 30.0
-"""How long a peer that has refused one gets no offer."""
+RESTS_S, STAYS_S, SHUNNED_S = 30.0, 600.0, 30.0
+"""A session stays if it may go on within the first, or has arrived or could not go within the second. A peer that has
+refused one gets no offer for the third.
+"""
 
 
 class Draining:
@@ -209,9 +206,8 @@ class Draining:
         if peer is None or peer.seen.load.host_free - own.host_free < CLEARLY:
             return
         # The one whose return is furthest away goes first.
-        for session in sorted(resting, key=lambda each: returns_in_s(each, now), reverse=True)[:AT_A_LOOK]:
-            if not self._rests(session, now):  # any more
-                continue
+        going = sorted(resting, key=lambda each: returns_in_s(each, now), reverse=True)[:AT_A_LOOK]
+        for session in (each for each in going if self._rests(each, now)):  # still
             try:
                 await self._departures.move(session, peer.name, MoveReason.BALANCE)
             except (PeerFull, PeerAway):
