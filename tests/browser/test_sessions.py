@@ -35,9 +35,9 @@ def test_a_session_moves_between_lanes_whose_figures_have_units(open_page: OpenP
     expect(row(page, session).get_by_text(session[-8:])).to_be_in_viewport(ratio=1)
     expect(device).not_to_contain_text("Empty.")
     expect(page.get_by_role("main")).to_contain_text(re.compile(r"KiB owned.*free of 4\.0 MiB.*Weights: "))
-    charts = page.get_by_role("region", name="The last 10 minutes")
-    expect(charts.get_by_role("img", name=re.compile("^Device memory .* now 48 KiB owned"))).to_be_visible()
-    expect(charts.get_by_role("img", name=re.compile("^Turns .* 0 running and 0 waiting"))).to_be_visible()
+    charts = page.get_by_role("region", name="Activity")
+    expect(charts.get_by_role("img", name=re.compile("^Last hour, Device: 48 KiB owned"))).to_be_visible()
+    expect(charts.get_by_role("img", name=re.compile("Queue: 0 running, .* 0 waiting"))).to_be_visible()
     signal(http, session, "io_wait")
     expect(cell).to_have_attribute("data-tier", "host")
     expect(cell).to_have_accessible_name(re.compile(f"{wide}, io_wait; .* on the host"))
@@ -48,7 +48,7 @@ def test_a_session_moves_between_lanes_whose_figures_have_units(open_page: OpenP
         return all(0 < drawn[at] - lane[at] < lane[of] - drawn[of] for at, of in (("x", "width"), ("y", "height")))
 
     eventually(is_in_lane, wanted=True)
-    moves = charts.get_by_role("img", name=re.compile("^Moves .* to host: .* copies run at .* MiB"))
+    moves = charts.get_by_role("img", name=re.compile("Moves: .* to host, .* copies run at .* MiB"))
     expect(moves).to_be_visible()
     expect(moves.locator("text").first).to_have_text("0 MiB/s")
 

@@ -84,12 +84,15 @@ def test_a_server_that_restarts_comes_back_with_the_true_state(open_page: OpenPa
         expect(page.get_by_role("button", name="Park kept")).to_be_enabled()
         second = open_page(url)
         for each in (page, second):  # what the server did before, it remembers
-            expect(activity(each, "Last hour, agents: 1, .* Starts of the server: 2")).to_be_visible()
+            expect(activity(each, "Last hour, Agents: 1 at most, had turns")).to_be_visible()
             each.reload()
-            expect(activity(each, "Last hour, tokens: 20, computed in 1 turn; ")).to_be_visible()
-            each.get_by_label("Time of the activity").select_option("Last 30 days")
-            expect(activity(each, "Last 30 days, longest wait: .*s, for a first token")).to_be_visible()
-            expect(each.locator(".mark").first.locator("title")).to_contain_text("The server started")
+            expect(activity(each, "Last hour, Tokens: 20 computed, in 1 turn; ")).to_be_visible()
+            each.get_by_label("Time of the charts").select_option("Last 30 days")
+            expect(activity(each, "Last 30 days, Waits: .*s longest, of an agent")).to_be_visible()
+            expect(each.locator(".mark.started").first.locator("title")).to_contain_text("The server started")
+            each.get_by_label("Find an id or a tag").fill(f"closed {closed[-8:]}")
+            each.get_by_role("region", name="Closed sessions").get_by_role("link").click()
+            expect(each.get_by_role("heading", name=f"closed …{closed[-8:]} is closed")).to_be_visible()
             each.goto("about:blank")
 
 

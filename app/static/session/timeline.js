@@ -255,10 +255,10 @@ const PAST = {
 
 const TURNS = {
   begun: () => ["Turn begun", ""],
-  finished: ({ finish_reason, usage, late_s: late }) => [
+  finished: ({ finish_reason, usage, late_s: late, recompute_reason: why }) => [
     finish_reason === "shutdown" ? RESTARTED : `Turn finished: ${finish_reason}`,
     `${counted(usage.completion_tokens, "token")} generated, ${number(usage.cached_tokens)} of ` +
-      `${number(usage.prompt_tokens)} cached, ${number(usage.tokens_recomputed)} recomputed` +
+      `${number(usage.prompt_tokens)} cached, ${number(usage.tokens_recomputed)} recomputed${why ? ` (${why})` : ""}` +
       (late > 0 ? `, ${seconds(late)} late` : ""),
   ],
   failed: ({ code }) => (code === "server_restarted" ? [RESTARTED, "what it had is lost"] : ["Turn failed", code]),

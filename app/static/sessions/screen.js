@@ -1,16 +1,17 @@
 // The screen of all sessions: how many there are, how to get one, the filters, the board, the charts and the tables.
-import { useEffect } from "preact/hooks";
-import { bytes, counted, number } from "../lib/format.js";
+import { useEffect, useState } from "preact/hooks";
+import { call } from "../lib/api.js";
+import { moment } from "../lib/clock.js";
+import { bytes, counted, number, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { LookInside } from "../model/example.js";
 import { Button, Folded, isPhone } from "../shell/controls.js";
 import { memory } from "../state/memory.js";
-import { EXPERIMENTS } from "../state/route.js";
+import { EXPERIMENTS, linkTo } from "../state/route.js";
 import { ids } from "../state/sessions.js";
 import { Findings, InWords } from "./findings.js";
 import { Board } from "./board/board.js";
-import { Activity } from "./charts/activity.js";
-import { Charts } from "./charts/charts.js";
+import { Charts } from "./charts.js";
 import { chosen, clear, counts, FACETS, group, grouping, groupings, isFiltered, isRoomy, keepListing, listed, order, text, toggle } from "./listing.js";
 import { CreateDialog, creating, DropZone, importAll, ImportButton, Imports } from "./open.js";
 import { Table, Together } from "./table.js";
@@ -20,8 +21,8 @@ export function SessionsScreen() {
   return html`<div class="sessions">
     <div class="stack"><${Toolbar} /><${Welcome} /><${Findings} /><${Imports} /></div>
     <${Board} />
-    <div class="stack"><${Folded} title="Filters" open=${isFiltered()}><${Filters} /><//><${Table} /></div>
-    <${Folded} title="Activity, and the last 10 minutes"><${Activity} /><${Charts} /><//>
+    <div class="stack"><${Folded} title="Filters" open=${isFiltered()}><${Filters} /><//><${Table} /><${Closed} /></div>
+    <${Folded} title="Activity"><${Charts} /><//>
     <${Tenants} />
     <${DropZone} take=${importAll} /><${CreateDialog} />
   </div>`;
@@ -89,6 +90,24 @@ function sortBiggestFirst() {
   const table = document.querySelector(".table-frame");
   table.scrollTop = 0;
   table.scrollIntoView({ block: "nearest" });
+}
+
+const TYPING_MS = 400;
+
+/** Sessions that have closed, in which what is searched for was found. */
+function Closed() {
+  const find = text.value.trim();
+  const [page, setPage] = useState(null);
+  useEffect(() => {
+    const leaving = new AbortController();
+    const load = () => call("GET", "/v1/sessions/closed", { query: { find }, signal: leaving.signal }).then(setPage).catch(() => {});
+    const timer = find && setTimeout(load, TYPING_MS);
+    return () => (setPage(null), clearTimeout(timer), leaving.abort());
+  }, [find]);
+  return page?.data.length > 0 && html`<section class="dim" aria-label="Closed sessions">
+    Closed: <ul class="row">${page.data.map(({ id, name, closed_at }) => html`<li key=${id}><a href=${linkTo(id)}>${name && `${name} `}…${shortId(id)}</a> ${moment(closed_at)}</li>`)}
+    ${page.has_more && html`<li>and more</li>`}</ul>
+  </section>`;
 }
 
 function Tenants() {

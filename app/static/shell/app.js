@@ -66,9 +66,10 @@ function Screen() {
 
 /** Of a session that is closed there is what the server remembers. */
 function Gone({ id }) {
-  useEffect(() => void (id.startsWith("ses_") && loadPast(id).catch(() => {})), [id]); // it may know of none
+  const { state } = connection.value;
+  useEffect(() => void (id.startsWith("ses_") && loadPast(id).catch(() => {})), [id, state]); // it may know of none
   const [last] = pastOf(id).value.entries;
-  return html`<${Empty} title=${last ? `Session ${shortId(id)} is closed` : "There is no such session"}>
+  return html`<${Empty} title=${last ? `${last.name ?? "Session"} …${shortId(id)} is closed` : "There is no such session"}>
     ${last ? `Since ${moment(last.at)}. Below is what the server remembers of ${id}.` : `${id} is closed, or another tenant's.`}
     ${" "}<a href="#/">See all ${counted(ids.value.length, "session")}</a>.
   <//>${last && html`<div class="session gone"><${Timeline} view=${{ id }} end=${last.at} /></div>`}`;

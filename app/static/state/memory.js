@@ -3,7 +3,7 @@ import { serverTime } from "../lib/clock.js";
 import { perKey } from "./per_key.js";
 
 /** Seconds of history, one sample each. */
-export const KEPT = 600;
+const KEPT = 600;
 /** The newest `MemoryView`; null before the first. */
 export const memory = perKey(null);
 /** The newest `FindingsView`. */
