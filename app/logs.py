@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
@@ -12,7 +13,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, Protocol, TextIO
+from weakref import WeakValueDictionary
 
 import orjson
 
@@ -20,6 +22,20 @@ logger = logging.getLogger(__name__)
 
 SESSION_ID = re.compile(r"ses_(?:[a-z][a-z0-9]{0,15}_)?[0-9a-f]{36}")
 """Anything else in its place may be a text of the caller's."""
+
+
+class Named(Protocol):
+    """A session."""
+
+    @property
+    def log_name(self) -> str:
+        """What the log may call it; empty: it has no name, or a tenant's."""
+
+
+NAMED: WeakValueDictionary[str, Named] = WeakValueDictionary()
+"""Sessions that are open, by id."""
+MOST_OF_A_NAME = 80
+"""Characters of a name in a line."""
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 """HTTP allows any word as a method, so another one may be a text of the caller's too."""
@@ -143,8 +159,9 @@ def configured() -> Log:
 
 
 class TextFormatter(logging.Formatter):
-    """`2027-01-15T08:00:00.123Z INFO djinn: message (request req_1, session ses_1)`, and a traceback below. That is
-    indented, as an error may have line breaks too. Replica `a` is `djinn[a]`.
+    """`2027-01-15T08:00:00.123Z INFO djinn: message (request req_1, session "name" …0123abcd)`, and a traceback below.
+    That is indented, as an error may have line breaks too. A session without a name has its whole id. Replica `a` is
+    `djinn[a]`.
     """
 
     def __init__(self, replica: str | None = None) -> None:
@@ -153,7 +170,11 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
-        names = ", ".join(f"{what.removesuffix('_id')} {name}" for what, name in _about(record).items())
+        about = _about(record)
+        if (called := about.pop("session_name", None)) is not None:
+            quoted = json.dumps(called, ensure_ascii=False).translate(CONTROL)
+            about["session"] = f"{quoted} …{about['session'][-8:]}"
+        names = ", ".join(f"{what.removesuffix('_id')} {name}" for what, name in about.items())
         message = record.getMessage().translate(CONTROL)
         program = "djinn" if self.replica is None else f"djinn[{self.replica}]"
         line = f"{_time(record)} {record.levelname} {program}: {message}{f' ({names})' if names else ''}"
@@ -162,8 +183,8 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(TextFormatter):
-    """An object with `time`, `level`, `logger` and `message`; `replica`, `request_id` and `session` where there is
-    one, `traceback` for a bug, and what the line itself has as `fields`.
+    """An object with `time`, `level`, `logger` and `message`; `replica`, `request_id`, `session` and `session_name`
+    where there is one, `traceback` for a bug, and what the line itself has as `fields`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -184,11 +205,14 @@ class JsonFormatter(TextFormatter):
 
 
 def _about(record: logging.LogRecord) -> dict[str, str]:
-    """The ids of the line's request and session, as far as there are any. A line that no request asks for can have its
-    session as `extra`.
+    """The ids of the line's request and session, and the session's name, as far as there are any. A line that no
+    request asks for can have its session as `extra`.
     """
-    ids = {"request_id": request_id(), "session": getattr(record, "session", None) or session_id()}
-    return {what: name for what, name in ids.items() if name is not None}
+    session = getattr(record, "session", None) or session_id()
+    named = None if session is None else NAMED.get(session)
+    name = None if named is None else _without_surrogates(named.log_name[:MOST_OF_A_NAME])
+    ids = {"request_id": request_id(), "session": session, "session_name": name or None}
+    return {what: each for what, each in ids.items() if each is not None}
 
 
 def _without_surrogates(text: str) -> str:

@@ -12,6 +12,7 @@ from app.domain.errors import Busy, Draining, FieldOutOfRange, Moving, NotFound,
 from app.domain.homes import home_of
 from app.domain.values import Phase, Quotas, Residency, SessionId, SessionState, Tier
 from app.engine_process.turn import Turn
+from app.logs import NAMED
 from app.messages import Lacking
 from app.sessions.session import NOBODY, OF_RESPONSES, Session, Watcher
 
@@ -170,7 +171,7 @@ class SessionTable:
         self._open[session.id] = session
         self._held[session.owner] += 1
         self._follow_turns(session)
-        session.watcher = self.watcher
+        session.watcher, NAMED[session.id] = self.watcher, session
         self.watcher.opened(session)
 
     def remove(self, session: Session, *, departs: bool = False) -> None:

@@ -17,7 +17,9 @@ from httpx_sse import connect_sse
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from app.logs import REQUEST, JsonFormatter, Log, LogFormat, TextFormatter, configure, configured
+from app.domain.values import SessionId
+from app.logs import NAMED, REQUEST, JsonFormatter, Log, LogFormat, TextFormatter, configure, configured
+from app.sessions.session import Session
 from tests.orderly import serve_thread
 from tests.processes import ServerProcess, serve_process
 
@@ -75,6 +77,11 @@ def test_a_line_names_its_request_and_session(scope: dict[str, Any]) -> None:
         assert all(foreign not in form.format(record("a")) for form in (text, JsonFormatter()))
     scope["path_params"] = {"session_id": SESSION}
     assert text.format(record("a")).endswith(f": a (request req_1, session {SESSION})")
+    NAMED[SESSION] = named = Session(SessionId(SESSION), None, {"name": 'a "b"\n\ud800é\u202e'})
+    end = rf'session "a \"b\"\n?é\u202e" …{SESSION[-8:]})'
+    assert text.format(record("a")).endswith(end)
+    assert json.loads(JsonFormatter().format(record("a")))["session_name"] == 'a "b"\n?é\u202e'
+    named.owner = "a tenant"
     line = json.loads(JsonFormatter().format(record("%d turns", 3, fields={"status": 200})))
     assert datetime.fromisoformat(line.pop("time")).tzinfo is not None
     about = {"request_id": "req_1", "session": SESSION, "status": 200}
