@@ -364,7 +364,9 @@ def create_app(
     tool_support.check_format()
     cluster = None
     if joined is not None:
-        cluster = Cluster(registry, tenancy.directory, *joined, bound_sessions, responses, settings)
+        cluster = Cluster(
+            registry, tenancy.directory, *joined, bound_sessions, responses, lambda: file_store.owners, settings
+        )
     findings = Findings(
         table,
         settings,

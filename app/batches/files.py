@@ -125,6 +125,12 @@ class FileStore:
         """Of all files."""
         return self._bytes.total()
 
+    @property
+    def owners(self) -> set[str | None]:
+        """Those that have files."""
+        self._drop_expired()
+        return {kept.owner for kept in self._kept.values()}
+
     def find(self, owner: str | None, file_id: str, *, param: str = "file_id") -> FileObject:
         """The owner's file. Raises `NotFound`."""
         self._drop_expired()

@@ -71,7 +71,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool = False
     """Whether it takes new work."""
     left: bool = False
-    """Whether it ends, and all its sessions have gone to others."""
+    """Whether it ends with nothing left: all its sessions have gone to others, and no tenant has files there."""
     load: Load = Load(0.0, 0)
     """Before its first measurement it counts as full."""
 
@@ -95,7 +95,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     changes of homes it has seen at least: a copy has smaller numbers. `file` is the number of its file on its disk: a
     copy has another. `attempt` is a word that was written to the journal before the claim: a replica that lost the
     store's answer finds by it that its claim was taken. `ended`: its last server has ended in order; `left`: no session
-    was there at that end.
+    and no file was there at that end.
     """
 
     journal: str

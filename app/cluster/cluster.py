@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from functools import partial
 
 from app.cluster.claims import Load
 from app.cluster.fleet import Fleet, State
 from app.cluster.hop import Hops
 from app.cluster.key import ClusterKey
-from app.cluster.membership import Membership, id_key, name_key
+from app.cluster.membership import Membership, files_key, id_key, name_key
 from app.cluster.moves.arrivals import Arrivals
 from app.cluster.moves.departures import Departures
 from app.cluster.moves.draining import Draining
@@ -47,9 +47,10 @@ class Cluster:
         key: ClusterKey,
         bound: BoundSessions,
         responses: ResponseStore,
+        file_owners: Callable[[], Collection[str | None]],
         settings: Settings,
     ) -> None:
-        """`directory` is that of the tenants."""
+        """`directory` is that of the tenants. `file_owners` returns those of them that have files here."""
         self.membership = membership
         self.fleet = Fleet(membership.name, lambda: membership.members)
         self.hops = Hops(self.fleet, key, membership.changed)
@@ -60,10 +61,10 @@ class Cluster:
         self.draining = Draining(registry, self.departures, self.fleet)
         self.prefill = Prefill(registry, self.hops, settings)
         self._balances = settings.balance
-        self._registry = registry
+        self._registry, self._file_owners = registry, file_owners
         registry.table.require_home = self.departures.require_home
         self.arrivals.on_taken = lambda session: self._tasks.start(self._has_come(session))
-        membership.held = lambda: itertools.chain.from_iterable(map(self._keys, registry.table))
+        membership.held = lambda: itertools.chain(map(files_key, file_owners()), *map(self._keys, registry.table))
         for state in State:
             registry.metrics.cluster_replicas.labels(state.value).set_function(partial(self._count, state))
 
@@ -100,7 +101,7 @@ class Cluster:
             except Exception:
                 logger.exception("this replica could not look how it is; it tries again")
                 pause_s = SAY_S
-            self.membership.say(ready=is_ready, left=self.draining.is_over, load=load)
+            self.membership.say(ready=is_ready, left=self.draining.is_over and not self._file_owners(), load=load)
             await asyncio.sleep(pause_s)
 
     def _count(self, state: State) -> int:

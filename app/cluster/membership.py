@@ -45,6 +45,11 @@ def name_key(owner: str | None, name: str) -> str:
     return f"name {owner or ''} {name}"
 
 
+def files_key(owner: str | None) -> str:
+    """The key of all files and batches of the owner, which are at one replica."""
+    return f"files {owner or ''}"
+
+
 def _used_today(replica: str) -> str:
     """The entry of a place: its replica, and the day of its last use, in days since 1970."""
     return f"{replica} {int(time.time() // DAY_S)}"
@@ -73,7 +78,7 @@ class Membership:
         self.renewed: Set[str] = frozenset()
         """Those names. Another journal may have one by now, which does not know what has left the first."""
         self.held: Callable[[], Iterable[str]] = lambda: ()
-        """Yields the keys of all sessions here that the store must know. It gets them again if it loses its data."""
+        """Yields the keys of all that is here and that the store must know. It gets them again if it loses its data."""
         self._store, self._key, self._may_serve = store, key, may_serve
         self._me = me.proven(key)
         self._strangers = set[str]()
@@ -255,7 +260,7 @@ class Membership:
         self._lacks_places.clear()
         for key in list(self.held()):
             if (other := await self.swap(key, None, self.name)) != self.name:
-                logger.error("a name of a session here is bound to %s", other)
+                logger.error("the key %r of what is here is bound to %s", key, other)
         after, last = PLACE, time.time() // DAY_S - FORGET_DAYS
         while page := await self._store.read_all(PLACE, after, PAGE):
             after = max(page)

@@ -22,7 +22,7 @@ from starlette.types import Scope
 
 from app.cluster.fleet import Replica, State
 from app.cluster.hop import Hops, moved_to, not_done
-from app.cluster.membership import Membership, id_key, name_key
+from app.cluster.membership import Membership, files_key, id_key, name_key
 from app.domain.errors import DirectoryAway, ReplicaAway
 from app.domain.homes import home_of, home_of_response
 from app.domain.text import header_text
@@ -164,7 +164,7 @@ class Owners:
         if about in (About.SESSION, About.RESPONSE):
             return await self._of_id(about, named, scope)
         if about is About.FILES:
-            return await self._of_key(f"files {owner or ''}", None, b"", scope)
+            return await self._of_key(files_key(owner), None, b"", scope)
         name = None if about is About.NEW else name_in(scope)
         if name is None:
             key = Headers(scope=scope).get(IDEMPOTENCY_KEY)

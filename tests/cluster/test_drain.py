@@ -1,6 +1,7 @@
 """A server that shuts down hands its sessions to the others, and nobody who asks any of them notices."""
 
 import signal
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -66,6 +67,26 @@ def test_what_is_to_stay_or_cannot_leave_stays(
         servers.start("a")
         assert servers.owners(session) == ["a"]
         assert generate(servers.a, session, [9])["usage"]["cached_tokens"] == len(PROMPT) + 7
+
+
+@pytest.mark.usefixtures("brief_farewells")
+def test_files_wait_for_their_replica_whatever_the_store_forgets(tmp_path: Path) -> None:
+    with pair(tmp_path) as servers:
+        with behind(servers) as http:
+            form: Any = {"file": ("kept.txt", b"kept"), "purpose": (None, "user_data")}
+            path = f"/v1/files/{http.post('/v1/files', files=form).raise_for_status().json()['id']}"
+        has, other = sorted(servers.clients, key=lambda name: servers.clients[name].get(path).status_code)
+        servers.tell_to_end(has)
+        servers.ended(has)
+        with behind(servers, other) as http:
+            assert code(http.get("/v1/files")) == code(http.get(path)) == (503, "replica_away")
+        servers.end(other)
+        with sqlite3.connect(tmp_path / "cluster/cluster.sqlite3") as store:
+            assert store.execute("DELETE FROM entry WHERE key LIKE 'place/files%'").rowcount == 1
+        for name in (has, other):
+            servers.start(name)
+        with behind(servers, other) as http:
+            assert http.get(path).json()["filename"] == "kept.txt"
 
 
 @pytest.mark.usefixtures("brief_farewells")
