@@ -10,10 +10,13 @@ import asyncio
 import math
 from functools import partial
 from http import HTTPStatus
+from itertools import chain
+from tempfile import SpooledTemporaryFile
+from typing import IO
 
 from prometheus_client import Counter
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,7 +26,7 @@ from app.cluster.hop import GONE, Hops, content_of, moved_to, not_done
 from app.cluster.owners import OWNED, About, Owner, Owners, Target, is_turn, target_of
 from app.cluster.sockets import ANSWER_S, pass_socket
 from app.cluster.wires import Headers
-from app.domain.errors import DjinnError, ReplicaAway, ReplicaLost, ReplicaMoving
+from app.domain.errors import DiskShort, DjinnError, ReplicaAway, ReplicaLost, ReplicaMoving
 from app.web.errors import end_with, known_error
 from app.web.middleware import HOP
 
@@ -86,6 +89,18 @@ class Body:
         return receive
 
 
+def _replayed(kept: IO[bytes], receive: Receive) -> Receive:
+    """An ASGI `receive` that begins with the body that is in the file."""
+    kept.seek(0)
+    parts = chain(iter(partial(kept.read, KEPT_BYTES), b""), [b""])
+
+    async def receive_again() -> Message:
+        part = next(parts, None)
+        return await receive() if part is None else {"type": "http.request", "body": part, "more_body": part != b""}
+
+    return receive_again
+
+
 class Forwarding:
     """The middleware. Used on the event loop only."""
 
@@ -125,7 +140,7 @@ class Forwarding:
             if target[0] is About.GATHERED:
                 await self._gathered.serve(scope, receive, send_noted)
             elif target[0] is About.EVERY:
-                await self._ask_every(scope, body, send_noted)
+                await self._ask_every(scope, receive, send_noted)
             else:
                 await self._forward(scope, target, body, send_noted)
         except ClientDisconnect:
@@ -135,29 +150,34 @@ class Forwarding:
                 self._count(scope, target, FAILED[type(raised)])
             await end_with(known_error(raised, scope), scope, receive, send, has_begun=has_begun)
 
-    async def _ask_every(self, scope: Scope, body: Body, send: Send) -> None:
+    async def _ask_every(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Ask every replica in turn; asking twice does no harm. The answer is that of the first replica that refuses,
         or of the last. A DELETE goes to all, because one may lack what another has: it is 404 only if none had it.
-        Raises `ReplicaAway` if one is away and would miss the change.
+        Raises `ReplicaAway` if one is away and would miss the change, and `DiskShort`.
         """
-        await body.whole()
-        others = sorted(self.owners.names.known - {self.fleet.here})
         is_delete, answers, lost = scope["method"] == "DELETE", list[Response](), None
         has = "gets each vector, dictionary, lens and probe as all do"
-        for replica in [self.fleet.own, *(self.fleet.reachable(name, has) for name in others)]:
+        with SpooledTemporaryFile(KEPT_BYTES) as kept:
             try:
-                answers.append(await self.hops.answer(replica, scope, body.again()))
-            except (ReplicaAway, ReplicaLost) as error:
-                if not is_delete:
-                    raise
-                lost = error
-            if not is_delete and answers[-1].status_code >= HTTPStatus.BAD_REQUEST:
-                break
+                async for part in Request(scope, receive).stream():
+                    kept.write(part)
+            except OSError as error:
+                raise DiskShort(f"the body cannot be kept for all replicas: {error.strerror}") from error
+            others = sorted(self.owners.names.known - {self.fleet.here})
+            for replica in [self.fleet.own, *(self.fleet.reachable(name, has) for name in others)]:
+                try:
+                    answers.append(await self.hops.answer(replica, scope, _replayed(kept, receive)))
+                except (ReplicaAway, ReplicaLost) as error:
+                    if not is_delete:
+                        raise
+                    lost = error
+                if not is_delete and answers[-1].status_code >= HTTPStatus.BAD_REQUEST:
+                    break
         if lost is not None:
             raise lost
         if is_delete:  # a refusal counts most, then a success, then 404
             answers.sort(key=lambda each: (each.status_code != HTTPStatus.NOT_FOUND, each.status_code))
-        await answers[-1](scope, body.again(), send)
+        await answers[-1](scope, receive, send)
 
     async def _forward(self, scope: Scope, target: Target, body: Body, send: Send) -> None:
         """Have a request answered by its owner, also if that changes meanwhile. Raises what the client gets instead."""

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -11,9 +12,12 @@ import httpx
 import numpy as np
 import pytest
 from safetensors.numpy import save
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from app.cluster import gather
 from app.domain.homes import home_of
+from app.web.sse import disconnected
 from tests.cluster.doors import Known, serving_door, serving_stub
 from tests.cluster.pair import MODEL, Pair, behind, code, named, pair
 from tests.durability.restarting import generate, open_session
@@ -75,10 +79,14 @@ def test_models_and_memory_are_those_of_all(client: httpx.Client, servers: Pair)
 @pytest.mark.parametrize(
     "path", ["/v1/sessions", "/v1/models", "/v1/memory", "/v1/activity", "/v1/findings", "/v1/vectors", "/v1/events"]
 )
-def test_a_list_says_who_is_missing(path: str) -> None:
+def test_a_list_says_who_is_missing(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that is away, or has no time, or answers what is no list, makes no list fail."""
 
     ports = list[int]()
+    monkeypatch.setattr(gather, "PATIENCE_S", 2.0)
+
+    async def mute(scope: Any, receive: Any, send: Any) -> None:
+        await disconnected(receive)
 
     async def inside(scope: Any, receive: Any, send: Any) -> None:
         ports.append(scope["client"][1])
@@ -90,17 +98,17 @@ def test_a_list_says_who_is_missing(path: str) -> None:
             answer = JSONResponse({"data": [], "minutes": [], "marks": [], "has_more": False, "capacity": None})
         await answer(scope, receive, send)
 
-    known = Known({}, known=set("abcde"))
+    known = Known({}, known=set("abcdef"))
     busy, damaged = serving_stub(error_response(503, "fenced")), serving_stub(Response(b"{"))
     odd = serving_stub(Response(ODD.get(path, b'{"data": [7]}')))
-    with busy as b, damaged as c, odd as e, httpx.Client() as http:
-        with serving_door({"b": b, "c": c, "e": e}, known, inside) as door:
+    with busy as b, damaged as c, odd as e, serving_stub(mute) as f, httpx.Client() as http:
+        with serving_door({"b": b, "c": c, "e": e, "f": f}, known, inside) as door:
             answer = http.get(f"{door.url}{path}")
             lost = http.post(f"{door.url}/v1/vectors").json()["error"]["message"]
         own = answer.extensions["network_stream"].get_extra_info("client_addr")[1]
         assert ports == [own], "its own part takes no connection, which it may refuse"
-        assert (answer.status_code, answer.headers["Djinn-Missing"]) == (200, "a,b,c,e")
-        assert path == "/v1/events" or answer.json()["missing"] == [*"abce"]
+        assert (answer.status_code, answer.headers["Djinn-Missing"]) == (200, "a,b,c,e,f")
+        assert path == "/v1/events" or answer.json()["missing"] == [*"abcef"]
     assert lost == "replica a, which gets each vector, dictionary, lens and probe as all do, is away: try again"
 
 
@@ -210,6 +218,22 @@ def test_a_vector_is_at_every_replica_or_at_none(client: httpx.Client, servers: 
         assert client.delete("/v1/vectors/calm").status_code == 204
         assert found() == [[], []]
     assert_error(client.delete("/v1/vectors/calm"), 404, "not_found", param="vector")
+
+
+def test_a_large_upload_comes_to_all_and_no_door_has_it_in_memory() -> None:
+    came = list[int]()
+
+    async def take(scope: Any, receive: Any, send: Any) -> None:
+        came.append(sum([len(part) async for part in Request(scope, receive).stream()]))
+        await Response()(scope, receive, send)
+
+    with serving_stub(take) as a, serving_stub(take) as b, serving_door({"a": a, "b": b}, inside=take) as door:
+        tracemalloc.start()
+        httpx.post(f"{door.url}/v1/lenses", content=iter([bytes(1 << 20)] * 32 + [b"end"])).raise_for_status()
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert came == [(32 << 20) + 3] * 3
+    assert most < 16 << 20
 
 
 @pytest.mark.parametrize("fails", [True, False])
