@@ -37,8 +37,12 @@ from app.sessions.session import Session
 from app.tenants.tenant import Directory
 
 logger = logging.getLogger(__name__)
-AT_ONCE, WAIT_S = 8, 60.0
-"""How many sessions may be on their way here, and how long one that has come is kept for an old home that is silent."""
+AT_ONCE = 8
+"""How many sessions may be on their way here."""
+WAIT_S, EXPLAIN_S = 10.0, 2.0
+"""How long a session that has come is kept for an old home that says nothing, and the reason why one has not come.
+Requests for it wait meanwhile.
+"""
 
 
 class GivenUp(Exception):
@@ -225,7 +229,7 @@ class Arrivals:
                     await arrival.receive(connection)
                 except DjinnError as error:
                     arrival.failure = error
-                await asyncio.wait([decided], timeout=WAIT_S)  # also for a failure: the old home asks why
+                await asyncio.wait([decided], timeout=WAIT_S if arrival.failure is None else EXPLAIN_S)
                 if arrival.failure is not None:
                     raise arrival.failure
                 if not (decided.done() and decided.result()):

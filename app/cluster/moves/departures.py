@@ -43,6 +43,8 @@ ALONE_S, LOOK_S = 1.0, 0.005
 """How long requests for a session may still take that were there before its move, and between two looks."""
 ASK_S = (0.2, 1.0, 2.0, 5.0)
 """Between two questions after a session that may have been taken. The last repeats itself."""
+TELL = 12
+"""One in so many unanswered questions is a warning in the log: about one a minute for each session."""
 Departure = tuple[Replica, SentKV, float]
 
 
@@ -238,7 +240,8 @@ class Departures:
 
     async def _settle(self, session: Session) -> None:
         """Ask until it is known who has the session."""
-        for wait in chain(ASK_S, repeat(ASK_S[-1])):
+        for asked, wait in enumerate(chain(ASK_S, repeat(ASK_S[-1]))):
+            level = logging.DEBUG if asked % TELL else logging.WARNING
             await asyncio.sleep(wait)
             home = self._homes.of(session.id)
             if home is None or home.state is not HomeState.LEAVING or session.state is SessionState.CLOSED:
@@ -250,12 +253,11 @@ class Departures:
             question = Question(session.id, home.epoch, home.peer_seq, home.peer_journal)
             try:
                 answer = await ask(self._hops, self._peer(home.peer), question)
+                if answer.taken is Taken.FORGOTTEN:
+                    raise PeerMismatch("it has forgotten")
             except Exception as error:
                 text = "%s, whose journal is %s, did not say whether it has a session: %s"
-                logger.warning(text, home.peer, home.peer_journal, error, extra=_about(session))
-                continue
-            if answer.taken is Taken.FORGOTTEN:
-                logger.error("%s has forgotten whether it has had a session", home.peer, extra=_about(session))
+                logger.log(level, text, home.peer, home.peer_journal, error, extra=_about(session))
                 continue
             logger.info("%s says of a session that leaves: %s", home.peer, answer.taken, extra=_about(session))
             self._follow(session, answer)
