@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from yaml import safe_load
 
 from app.settings import Settings
 from app.web.openapi import OPEN_PATHS
@@ -75,6 +76,9 @@ def test_each_volume_and_file_of_compose_exists() -> None:
             source = volume.split(":")[0]
             there = (DOCKER / source).exists() if source.startswith(".") else source in COMPOSE["volumes"]
             assert there, (name, source)
+        copied = [each for each in service.get("secrets", []) if "environment" in COMPOSE["secrets"][each]]
+        assert not (service.get("read_only") and copied), f"{name}: Compose writes {copied} into its root"
+        assert "build" in service or not service["image"].startswith("djinn"), name
     assert {volume.split(":")[1] for volume in SERVICES["djinn"]["volumes"]} == set(VOLUMES)
     assert SERVICES["djinn"]["read_only"]
     assert set(SERVICES["prometheus"]["secrets"]) <= COMPOSE["secrets"].keys()
@@ -256,7 +260,23 @@ def test_replicas_are_reached_by_the_cluster_alone_with_the_rights_of_a_server_a
     (rule,) = policy["ingress"]
     assert policy["podSelector"] == REPLICAS["spec"]["selector"]
     allowed = [each["podSelector"] for each in rule["from"] if "podSelector" in each]
-    assert allowed == [DOOR["spec"]["selector"], REPLICAS["spec"]["selector"]]
+    labels = {"gateway.networking.k8s.io/gateway-name": "djinn"}, {"inferencepool": "djinn-epp"}  # as llm-d.yaml says
+    assert allowed == [
+        *(each["spec"]["selector"] for each in (DOOR, REPLICAS)),
+        *({"matchLabels": it} for it in labels),
+    ]
     assert POD_OF_REPLICA["securityContext"] == POD["securityContext"]
     assert REPLICA["securityContext"] == CONTAINER["securityContext"] == PROXY["securityContext"]
     assert REPLICA["resources"]["limits"]["nvidia.com/gpu"] == 1
+
+
+def test_the_picker_of_llm_d_finds_the_replicas_and_needs_no_figures_that_they_refuse() -> None:
+    (values,) = documents("kubernetes/llm-d.yaml")
+    pool, picker = values["inferencePool"], values["inferenceExtension"]
+    assert pool["modelServers"] == REPLICAS["spec"]["selector"]
+    assert [each["number"] for each in pool["targetPorts"]] == [each["containerPort"] for each in REPLICA["ports"]]
+    config = safe_load(picker["pluginsCustomConfig"][picker["pluginsConfigFile"]])
+    (profile,), plugins = config["schedulingProfiles"], {each["type"] for each in config["plugins"]}
+    assert {each["pluginRef"] for each in profile["plugins"]} <= plugins
+    assert "/metrics" not in OPEN_PATHS, "the picker sends no key"
+    assert plugins.isdisjoint({"queue-scorer", "kv-cache-utilization-scorer"})
