@@ -37,11 +37,9 @@ from app.sessions.session import Session
 from app.tenants.tenant import Directory
 
 logger = logging.getLogger(__name__)
-AT_ONCE = 8
-"""How many sessions may be on their way here."""
-WAIT_S, EXPLAIN_S = 10.0, 2.0
-"""How long a session that has come is kept for an old home that says nothing, and the reason why one has not come.
-Requests for it wait meanwhile.
+AT_ONCE, WAIT_S, EXPLAIN_S = 8, 10.0, 2.0
+"""How many sessions may be on their way here; how long one that has come is kept for an old home that is silent, and how
+long the reason why one has not come. Requests wait meanwhile.
 """
 
 

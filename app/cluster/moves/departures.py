@@ -19,6 +19,7 @@ from app.domain.errors import (
     JournalUnavailable,
     Moved,
     MoveUnsettled,
+    Moving,
     NotDurable,
     PeerMismatch,
     TooLarge,
@@ -60,9 +61,15 @@ class Departures:
         self._at_once = asyncio.Semaphore(AT_ONCE)
 
     def require_home(self, session: SessionId, owner: str | None, or_any: bool) -> None:
-        """Raise `Moved` if the session has gone to another server, and the caller may know it."""
+        """Raise `Moved` if the session has gone to another server, and the caller may know it; `Moving` if it has just
+        come, and is not open yet.
+        """
         home = self._homes.of(session)
-        if home is None or home.state is not HomeState.GONE or not (or_any or home.owner == owner):
+        if home is None or not (or_any or home.owner == owner):
+            return
+        if home.state is HomeState.HERE and self._registry.table.find(session) is not None:
+            raise Moving(f"session {session} has just come here: try again")
+        if home.state is not HomeState.GONE:
             return
         peer = self._fleet.find(home.peer)
         where = home.peer if peer is None else f"{home.peer} {peer.seen.url}"
