@@ -1,5 +1,6 @@
 """Whatever ends, hangs, vanishes or comes back: no turn is wrong or lost, no name has two sessions, no wait is long."""
 
+import itertools
 import shutil
 import time
 from collections.abc import Iterator
@@ -8,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.cluster.chaos import AUTHORIZATION, OWN_ENGINE, Agent, Cluster, Load, Network
+from tests.cluster.chaos import AUTHORIZATION, DOOR, MOST_S, OWN_ENGINE, Agent, Cluster, Load, Network
 from tests.cluster.pair import MODEL
 from tests.orderly import serve_thread
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.flaky(reruns=0)]  # one wrong token in many runs is a fault
 AWAY_S = 8.0
 """More than the lease of a replica."""
 
@@ -64,10 +65,16 @@ def test_a_server_or_its_engine_stands_still(cluster: Cluster, load: Load, what:
     wait_until(lambda: ready(cluster, OWN_ENGINE))
 
 
-def test_a_node_vanishes(cluster: Cluster, load: Load) -> None:
-    with cluster.network.cut(2):
-        time.sleep(AWAY_S)
-        load.go_on(2, agents=elsewhere(load, 2))
+def test_a_node_vanishes_while_sessions_move_to_it_and_from_it(cluster: Cluster, load: Load) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        for there, each in itertools.product(("r1", "r2") * 100, elsewhere(load, 0)):
+            path = f"{DOOR}/v1/sessions/{each.session}/move"
+            pool.submit(httpx.post, path, json={"replica": there}, headers=AUTHORIZATION, timeout=2 * MOST_S)
+        load.go_on(1)
+        with cluster.network.cut(2):
+            pool.shutdown(wait=False, cancel_futures=True)
+            time.sleep(AWAY_S)
+            load.go_on(2, agents=[each for each in load.agents if each.home == 0])
     wait_until(lambda: ready(cluster, 2))
 
 
