@@ -35,6 +35,8 @@ PORT = int(image_environment()["DJINN_PORT"])
 PRE_STOP_S = float(REPLICA["lifecycle"]["preStop"]["exec"]["command"][-1])
 OLDEST = "1.28"
 """The first release of Kubernetes whose pods have their index as a label."""
+NEED_FIGURES = {"queue-scorer", "kv-cache-utilization-scorer"}
+"""Plugins of llm-d's picker that need /metrics, for which it has no key."""
 PROGRAM = shutil.which("haproxy")
 HAPROXY = (DOCKER / "haproxy.cfg").read_text()
 HAPROXY_SERVERS = re.findall(r"^    server ", HAPROXY, re.MULTILINE)
@@ -156,11 +158,8 @@ def test_prometheus_asks_the_server_and_grafana_finds_prometheus_and_the_dashboa
 
 def test_probes_ask_for_what_needs_no_key() -> None:
     probes = {name: each["httpGet"] for name, each in CONTAINER.items() if name.endswith("Probe")}
-    assert {name: probe["path"] for name, probe in probes.items()} == {
-        "startupProbe": "/health",
-        "readinessProbe": "/ready",
-        "livenessProbe": "/health",
-    }
+    paths = [probes[f"{name}Probe"]["path"] for name in ("startup", "readiness", "liveness")]
+    assert paths == ["/health", "/ready", "/health"]
     assert {probe["path"] for probe in probes.values()} <= OPEN_PATHS
     assert CONTAINER["ports"] == [{"name": probes["readinessProbe"]["port"], "containerPort": PORT}]
 
@@ -261,6 +260,10 @@ def test_replicas_are_reached_by_the_cluster_alone_with_the_rights_of_a_server_a
     assert policy["podSelector"] == REPLICAS["spec"]["selector"]
     allowed = [each["podSelector"] for each in rule["from"] if "podSelector" in each]
     labels = {"gateway.networking.k8s.io/gateway-name": "djinn"}, {"inferencepool": "djinn-epp"}  # as llm-d.yaml says
+    (of_llm_d,) = documents("kubernetes/llm-d.yaml")
+    pool, plugins = of_llm_d["inferencePool"], of_llm_d["inferenceExtension"]["pluginsCustomConfig"]["djinn.yaml"]
+    assert (pool["modelServers"], pool["targetPorts"]) == (policy["podSelector"], [{"number": PORT}])
+    assert {each["type"] for each in safe_load(plugins)["plugins"]}.isdisjoint(NEED_FIGURES)
     assert allowed == [
         *(each["spec"]["selector"] for each in (DOOR, REPLICAS)),
         *({"matchLabels": it} for it in labels),
@@ -268,15 +271,3 @@ def test_replicas_are_reached_by_the_cluster_alone_with_the_rights_of_a_server_a
     assert POD_OF_REPLICA["securityContext"] == POD["securityContext"]
     assert REPLICA["securityContext"] == CONTAINER["securityContext"] == PROXY["securityContext"]
     assert REPLICA["resources"]["limits"]["nvidia.com/gpu"] == 1
-
-
-def test_the_picker_of_llm_d_finds_the_replicas_and_needs_no_figures_that_they_refuse() -> None:
-    (values,) = documents("kubernetes/llm-d.yaml")
-    pool, picker = values["inferencePool"], values["inferenceExtension"]
-    assert pool["modelServers"] == REPLICAS["spec"]["selector"]
-    assert [each["number"] for each in pool["targetPorts"]] == [each["containerPort"] for each in REPLICA["ports"]]
-    config = safe_load(picker["pluginsCustomConfig"][picker["pluginsConfigFile"]])
-    (profile,), plugins = config["schedulingProfiles"], {each["type"] for each in config["plugins"]}
-    assert {each["pluginRef"] for each in profile["plugins"]} <= plugins
-    assert "/metrics" not in OPEN_PATHS, "the picker sends no key"
-    assert plugins.isdisjoint({"queue-scorer", "kv-cache-utilization-scorer"})
