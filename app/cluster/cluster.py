@@ -50,7 +50,7 @@ class Cluster:
         file_owners: Callable[[], Collection[str | None]],
         settings: Settings,
     ) -> None:
-        """`directory` is that of the tenants. `file_owners` returns those of them that have files here."""
+        """`directory` is that of the tenants, and `file_owners` returns those that have files here."""
         self.membership = membership
         self.fleet = Fleet(membership.name, lambda: membership.members)
         self.hops = Hops(self.fleet, key, membership.changed)

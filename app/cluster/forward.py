@@ -8,11 +8,11 @@ nothing new. Then the request goes to another replica, as long as its body is ke
 
 import asyncio
 import math
+from collections.abc import Iterator
 from functools import partial
 from http import HTTPStatus
 from itertools import chain
 from tempfile import SpooledTemporaryFile
-from typing import IO
 
 from prometheus_client import Counter
 from starlette.exceptions import HTTPException
@@ -81,24 +81,16 @@ class Body:
 
     def again(self) -> Receive:
         """An ASGI `receive` that begins with the body again."""
-        kept = list(self._kept)
-
-        async def receive() -> Message:
-            return kept.pop(0) if kept else await self.receive()
-
-        return receive
+        return _after(iter(list(self._kept)), self.receive)
 
 
-def _replayed(kept: IO[bytes], receive: Receive) -> Receive:
-    """An ASGI `receive` that begins with the body that is in the file."""
-    kept.seek(0)
-    parts = chain(iter(partial(kept.read, KEPT_BYTES), b""), [b""])
+def _after(messages: Iterator[Message], receive: Receive) -> Receive:
+    """An ASGI `receive` that begins with these messages."""
 
-    async def receive_again() -> Message:
-        part = next(parts, None)
-        return await receive() if part is None else {"type": "http.request", "body": part, "more_body": part != b""}
+    async def receive_next() -> Message:
+        return next(messages, None) or await receive()
 
-    return receive_again
+    return receive_next
 
 
 class Forwarding:
@@ -165,8 +157,11 @@ class Forwarding:
                 raise DiskShort(f"the body cannot be kept for all replicas: {error.strerror}") from error
             others = sorted(self.owners.names.known - {self.fleet.here})
             for replica in [self.fleet.own, *(self.fleet.reachable(name, has) for name in others)]:
+                kept.seek(0)
+                pieces = chain(iter(partial(kept.read, KEPT_BYTES), b""), [b""])
+                parts = ({"type": "http.request", "body": each, "more_body": each != b""} for each in pieces)
                 try:
-                    answers.append(await self.hops.answer(replica, scope, _replayed(kept, receive)))
+                    answers.append(await self.hops.answer(replica, scope, _after(parts, receive)))
                 except (ReplicaAway, ReplicaLost) as error:
                     if not is_delete:
                         raise

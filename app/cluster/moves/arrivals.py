@@ -38,8 +38,8 @@ from app.tenants.tenant import Directory
 
 logger = logging.getLogger(__name__)
 AT_ONCE, WAIT_S, EXPLAIN_S = 8, 10.0, 2.0
-"""How many sessions may be on their way here; how long one that has come is kept for an old home that is silent, and how
-long the reason why one has not come. Requests wait meanwhile.
+"""How many sessions may be on their way here; how long one that has come is kept for an old home that is silent, and
+the reason why one has not come. Requests wait meanwhile.
 """
 
 

@@ -69,11 +69,10 @@ class Departures:
             return
         if home.state is HomeState.HERE and self._registry.table.find(session) is not None:
             raise Moving(f"session {session} has just come here: try again")
-        if home.state is not HomeState.GONE:
-            return
-        peer = self._fleet.find(home.peer)
-        where = home.peer if peer is None else f"{home.peer} {peer.seen.url}"
-        raise Moved(f"session {session} is on server {where}: ask there", home=where)
+        if home.state is HomeState.GONE:
+            peer = self._fleet.find(home.peer)
+            where = home.peer if peer is None else f"{home.peer} {peer.seen.url}"
+            raise Moved(f"session {session} is on server {where}: ask there", home=where)
 
     async def move(self, session: Session, name: str, reason: MoveReason = MoveReason.OPERATOR) -> Departure:
         """Move the session to the server of that name. Returns that, what was sent, and how many seconds it took.
