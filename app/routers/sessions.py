@@ -206,8 +206,9 @@ async def rewind_session(session: SessionDep, body: RewindBody, services: Servic
 
 
 @router.post("/{session_id}/phase", operation_id="setPhase", responses=errors(400, 404, 409))
-async def set_phase(session: SessionDep, body: PhaseBody, services: ServicesDep) -> PhaseView:
+async def set_phase(session: AnySessionDep, body: PhaseBody, services: ServicesDep) -> PhaseView:
     """Say what the session is doing, and when it will go on. Answers at once; KV moves in the background.
+    An operator may say it of the sessions of all tenants.
 
     A turn makes the phase `compute` by itself.
     """

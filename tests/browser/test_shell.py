@@ -66,7 +66,8 @@ def test_a_server_that_restarts_comes_back_with_the_true_state(open_page: OpenPa
         expect(table).to_contain_text("closed")
         page.route("**/phase", lambda route: route.abort())
         page.get_by_role("button", name="Park kept").click()
-        expect(table.get_by_role("alert")).to_have_text("The server is away.")
+        messages = page.get_by_role("list", name="Messages")
+        expect(messages).to_contain_text(f"{kept[-8:]}: The server is away.")
     expect(status(page)).to_contain_text("away")
     expect(page.locator(f'tr[data-id="{kept}"]')).to_contain_text("was idle")
     expect(page.get_by_role("button", name="Close closed")).to_be_disabled()
@@ -80,7 +81,7 @@ def test_a_server_that_restarts_comes_back_with_the_true_state(open_page: OpenPa
         expect(table).not_to_contain_text("closed")
         expect(page.locator(f'tr[data-id="{kept}"]')).to_contain_text("20")
         expect(table).not_to_contain_text("was idle")
-        expect(table.get_by_role("alert")).to_have_count(0)
+        expect(messages.get_by_role("listitem")).to_have_count(0)
         expect(page.get_by_role("button", name="Park kept")).to_be_enabled()
         second = open_page(url)
         for each in (page, second):  # what the server did before, it remembers

@@ -4,13 +4,14 @@ import { computed } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { call } from "../lib/api.js";
 import { now } from "../lib/clock.js";
-import { bytes, coarse, counted, milliseconds, nameOf, number, waits } from "../lib/format.js";
+import { bytes, coarse, counted, milliseconds, nameOf, number, shortId, waits } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Button, isPhone, Named } from "../shell/controls.js";
 import { CloseButton, closing, Dialog } from "../shell/dialog.js";
 import { Icon } from "../shell/icons.js";
-import { isAway, isPast } from "../state/connection.js";
-import { perKey, perSession } from "../state/per_key.js";
+import { isAway } from "../state/connection.js";
+import { complain } from "../state/notices.js";
+import { perKey } from "../state/per_key.js";
 import { go, linkTo } from "../state/route.js";
 import { ids, sessionOf, stateWord } from "../state/sessions.js";
 import { clear, folded, grouping, isRoomy, listed, order, rows, sortBy } from "./listing.js";
@@ -153,11 +154,6 @@ function Row({ id, index }) {
 const isOnNothing = ({ target }) => !target.closest("a, button") && getSelection().isCollapsed;
 
 function Actions({ view }) {
-  const refusal = refusalOf(view.id).value;
-  if (refusal && !isPast(refusal)) {
-    return html`<span class="failure" role="alert" title=${refusal.message}>${refusal.message}</span>
-      <button class="quiet" aria-label="Close this message" onClick=${() => (refusalOf(view.id).value = null)}><${Icon} name="close" /></button>`;
-  }
   const act = isParked(view) ? callBack : park;
   const [word, title] = isParked(view) ? ["Call back", "KV comes back (phase ready)"] : ["Park", "KV leaves the device (phase io_wait)"];
   return html`
@@ -189,24 +185,13 @@ function Sheet() {
   <//>`;
 }
 
-/** The signal of why a button has done nothing to a session, or null. */
-const refusalOf = perSession(null);
-
 /** Why the phase of a session may not be set; null: it may. */
 function whyNoPhase({ state }) {
   if (state === "queued" || state === "running") return `A turn is ${state}: the phase can be set when it is over.`;
   return null;
 }
 
-export const park = (id) => tell(id, () => call("POST", `/v1/sessions/${id}/phase`, { body: { phase: "io_wait" } }));
-const callBack = (id) => tell(id, () => call("POST", `/v1/sessions/${id}/phase`, { body: { phase: "ready" } }));
-
-async function tell(id, action) {
-  const refusal = refusalOf(id);
-  refusal.value = null;
-  try {
-    await action();
-  } catch (error) {
-    refusal.value = error.status === 404 ? { message: "It is closed, or another tenant's: an operator may only close it." } : error;
-  }
-}
+/** What sets the phase of the session with that id. A refusal is a message: the row may be out of view. */
+const tell = (phase) => (id) => call("POST", `/v1/sessions/${id}/phase`, { body: { phase } }).catch((error) => complain(shortId(id), error));
+export const park = tell("io_wait");
+const callBack = tell("ready");
