@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from prometheus_client import Gauge
 
 from app.domain.activations import CheckpointInfo
-from app.domain.errors import EngineAway, EngineError, StreamLimit
+from app.domain.errors import StreamLimit
 from app.domain.memory_map import MemoryMap
 from app.domain.values import KVPolicy, SessionId, SessionState
 from app.messages import Failed, Paused, TurnFinished
@@ -362,11 +362,8 @@ class EventStreams:
         are any.
         """
         while True:
-            memory = None
             try:
-                with contextlib.suppress(EngineError, EngineAway):  # another second tells
-                    memory = await self._registry.memory()
-                self._publish(memory)
+                self._publish(await self._registry.try_memory())
             except Exception:
                 logger.exception("the live stream could not tell of memory; it tries again")
             for _, channel in self._read():

@@ -212,6 +212,7 @@ ROUTERS = (
     files.batches_router,
     anthropic.router,
     system.router,
+    system.capacity_router,
     system.page_router,
 )
 
@@ -375,6 +376,8 @@ def create_app(
         require_ready=lambda: services.require_ready(),
         away=lambda: () if cluster is None else cluster.away,
         refused=tenancy.quotas.refused,
+        totals=metrics.totals,
+        read_memory=registry.try_memory,
     )
     services = Services(
         settings=settings,

@@ -1,7 +1,6 @@
 """The server itself: alive, ready, metrics, version, memory, its events and its page."""
 
 import asyncio
-import contextlib
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -11,24 +10,24 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from app.domain.errors import DjinnError, EngineAway, EngineError, NotFound, Restated
-from app.domain.values import KVPolicy
+from app.domain.values import NO_LIMITS, KVPolicy
 from app.events import Scope
 from app.routers.dependencies import CleanupDep, OperatorDep, OwnerDep, ServicesDep, errors
+from app.sessions.registry import PATIENCE_S
+from app.web.bodies import JsonRoute
 from app.web.openapi import component
 from app.web.sse import EventStream
 from app.web.static_folder import StaticFolder
 from app.wire.base import ErrorBody, Status, Version
 from app.wire.history import Activity, ActivityQuery, FindingsView, LiveEvent
-from app.wire.memory import EstimateQuery, MemoryEstimate, MemoryView, TenantUseView
+from app.wire.memory import CapacityBody, CapacityEstimate, EstimateQuery, MemoryEstimate, MemoryView, TenantUseView
 from app.wire.points import PointList
 
 VERSION = version("djinn-server")
 """Read once: the package's metadata is parsed each time."""
 
 router = APIRouter(tags=["system"])
-
-PATIENCE_S = 5.0
-"""How long metrics and findings wait for the engine: half of the time that Prometheus waits for them."""
+capacity_router = APIRouter(tags=["system"], route_class=JsonRoute)
 
 
 @router.get("/health", operation_id="getHealth", responses={422: {"model": ErrorBody}})
@@ -111,6 +110,25 @@ async def estimate_memory(query: Annotated[EstimateQuery, Query()], services: Se
     return MemoryEstimate.of(await services.sessions.memory(), query.tokens, query.bandwidth)
 
 
+@capacity_router.post("/v1/capacity/estimate", operation_id="estimateCapacity", responses=errors(400, 503))
+async def estimate_capacity(
+    body: CapacityBody, services: ServicesDep, owner: OwnerDep, is_operator: OperatorDep
+) -> CapacityEstimate:
+    """How many more agents fit, by measured times of steps and moves. A tenant is told of its own limits, and what the
+    server would have room for if it were alone.
+    """
+    sees_all, table = is_operator or owner is None, services.sessions.table
+    found = services.findings.load.estimate(
+        await services.sessions.memory(),
+        list(table if sees_all else table.owned_by(owner)),
+        body.model_dump(exclude_none=True),
+        NO_LIMITS if sees_all else services.tenancy.quotas.limits(owner),
+        sees_all=sees_all,
+        longest=services.info.max_model_len,
+    )
+    return CapacityEstimate.model_validate(found)
+
+
 @router.get("/v1/activity", operation_id="getActivity", response_model=Activity, responses=errors(503))
 async def get_activity(
     query: Annotated[ActivityQuery, Query()], services: ServicesDep, owner: OwnerDep, is_operator: OperatorDep
@@ -128,10 +146,7 @@ async def get_findings(services: ServicesDep, owner: OwnerDep, is_operator: Oper
     """What is wrong, in sentences, the gravest first, and how many more agents there is room for. A tenant hears of its
     own sessions, an operator also of the server. It answers while the engine is away, too.
     """
-    memory = None
-    with contextlib.suppress(EngineError, EngineAway, TimeoutError):
-        async with asyncio.timeout(PATIENCE_S):
-            memory = await services.sessions.memory()
+    memory = await services.sessions.try_memory()
     return FindingsView.of(services.findings, memory, owner, is_operator=is_operator)
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a server, in sentences that an operator reads in ten seconds, and how many more agents fit.
+"""What is wrong with a server, in sentences that an operator reads in ten seconds.
 
 The page, `djinn top` and `GET /v1/findings` all show these.
 """
@@ -7,39 +7,64 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from app.domain.errors import DjinnError
 from app.domain.memory_map import MemoryMap
-from app.domain.values import Phase, SessionId, SessionState
+from app.domain.values import Phase, SessionId, SessionState, Tier
 from app.machine.budget import DiskRoom
 from app.machine.files import counted, size
+from app.sessions.capacity import SAMPLE_S, Load
 from app.sessions.session import Session
 from app.sessions.table import SessionTable
 from app.settings import Settings
+from app.telemetry.recent import RecentCounts, Totals
 
 FindingKind = Literal[
     "unready",
     "replica",
     "killed",
+    "restarts",
+    "failing",
     "disk",
+    "kv_files",
     "waiting",
     "refused",
+    "connections",
     "silent",
     "late",
+    "late_kv",
     "device",
     "host",
     "kv_disk",
+    "dropped",
     "recomputed",
 ]
 """The gravest first."""
+
+RESTARTS, FAILED, FINISHED, LATE_KV, RESUMED, DROPPED, DISK_FAILURES, CONNECTIONS = (
+    "djinn_engine_restarts_total",
+    "djinn_turns_failed_total",
+    "djinn_turns_finished_total",
+    "djinn_kv_late_restores_total",
+    "djinn_resumed_first_token_seconds_count",
+    "djinn_kv_dropped_total",
+    "djinn_kv_disk_failures_total",
+    "djinn_connections_refused_total",
+)
+"""Counters that alerts rest on too: `docker/prometheus/alerts.yml` has the same shares and spans."""
+MOST_RESTARTS, FAILING, LATE_RESTORES = 2, 0.05, 0.2
+"""Restarts of the engine, and shares of turns, above which it is said."""
+LEAST_LATE = 5
+"""Turns that found their KV not on the device, before a share of them is said."""
+COUNT_S = 30.0
+"""Between two looks at the counters where nobody reads."""
 
 LATE_S = 2.0
 """How late a client is before it is said."""
@@ -55,15 +80,8 @@ DISK_SHARE, MOST_DISK = 1 / 20, 10 << 30
 """A disk has little room with less free than this share, or this many bytes, or another time its reserve."""
 MOST_NAMED, MOST_SESSIONS = 3, 100
 """Sessions that have a sentence of their own, and most that one sentence is about."""
-SAMPLE_S = 1.0
 QUEUES_KEPT = 5
 """Samples of the queue: a finding that comes and goes could not be read."""
-HORIZON_S = 120.0
-"""Over how long means go for what there is room for."""
-FORGOTTEN = 1e-3
-"""What a mean has come to a quarter of an hour after the last turn: nothing."""
-MANY_WAITING = 0.5
-"""Turns in the queue, on average: more agents would only make it longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +92,6 @@ class Finding:
     text: str
     sessions: tuple[SessionId, ...] = ()
     tenant: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """How many `more` agents like those of the last minutes have room, and why no more."""
-
-    more: int
-    text: str
-
-
-@dataclass(slots=True)
-class _Means:
-    """Over `HORIZON_S`, of agents: those with KV, its bytes, those of them that are working or about to, with their
-    bytes, and turns in the queue.
-    """
-
-    agents: float = 0.0
-    kv: float = 0.0
-    working: float = 0.0
-    kv_of_working: float = 0.0
-    waiting: float = 0.0
 
 
 class Findings:
@@ -110,19 +107,23 @@ class Findings:
         require_ready: Callable[[], None],
         away: Callable[[], Iterable[str]],
         refused: Callable[[], Mapping[str, int]],
+        totals: Callable[[MemoryMap | None], Totals],
+        read_memory: Callable[[], Awaitable[MemoryMap | None]],
     ) -> None:
         """`room` is that of files beside the journal. `was_killed`: the server before this one was, or crashed.
         `require_ready` raises a `DjinnError` while no new work is taken, `away` names the replicas that may have
         sessions and do not answer, `refused` counts each tenant's requests that its limits refused in the last minute.
+        `totals` are all that the server has counted, `read_memory` asks the engine for its map.
         """
         self._table, self._replica, self._max_running = table, settings.replica, settings.max_running
         self._back_since = time.time() if was_killed else 0.0
         self._require_ready, self._away, self._refused_to = require_ready, away, refused
+        self._recent, self._read_memory, self._began = RecentCounts(totals), read_memory, time.time()
+        self.load = Load(table, settings, self._recent)
         folders = [each.expanduser() for each in (settings.state_dir, settings.engine().kv_dir) if each is not None]
         self._disks = {room.beside(folder): folder for folder in reversed(folders)}
         self._queues: deque[Counter[str]] = deque(maxlen=QUEUES_KEPT)
         """Turns in the queue by tenant."""
-        self._means = _Means()
 
     async def run(self) -> None:
         """Look at the sessions, again and again. Endless."""
@@ -130,68 +131,41 @@ class Findings:
             self.sample()
             await asyncio.sleep(SAMPLE_S)
 
+    async def count(self) -> None:
+        """Look at the counters, again and again. Endless."""
+        while True:
+            self._recent.note(await self._read_memory())
+            await asyncio.sleep(COUNT_S)
+
     def sample(self) -> None:
         """Take the queue and the use of memory into account."""
-        queue, now = Counter[str](), _Means()
-        for session in self._table:
-            if session.state is SessionState.QUEUED:
-                queue[session.owner or ""] += 1
-                now.waiting += session.is_agent
-            if not session.is_agent:
-                continue
-            held = _held(session)
-            now.agents += held > 0
-            now.kv += held
-            if session.under_way or (held and session.phase is Phase.READY):
-                now.working += 1
-                now.kv_of_working += held
-        self._queues.append(queue)
-        weight = SAMPLE_S / HORIZON_S
-        for name in _Means.__slots__:
-            mean = getattr(self._means, name)
-            mean += weight * (getattr(now, name) - mean)
-            setattr(self._means, name, mean if mean > FORGOTTEN else 0.0)
+        self.load.sample()
+        waiting = (session.owner or "" for session in self._table if session.state is SessionState.QUEUED)
+        self._queues.append(Counter(waiting))
 
     def tell(self, memory: MemoryMap | None, owner: str | None, *, is_operator: bool) -> list[Finding]:
         """All that this caller may know, the gravest first. An operator, and everybody where there are no tenants,
         hears of the server and of all sessions. `memory`: None while the engine does not tell.
         """
         sees_all = is_operator or owner is None
+        self._recent.note(memory)
         sessions = list(self._table if sees_all else self._table.owned_by(owner))
         found = [
             self._server() if sees_all else (),
-            self._waiting(None if sees_all else owner or ""),
+            self._waiting(sessions, memory) if sees_all else self._waiting_of(owner or ""),
             self._refused(None if sees_all else owner),
+            self._counted() if sees_all else (),
             () if memory is None else _silent(sessions, memory, owner),
             _late(sessions, owner),
             _full(memory) if sees_all and memory is not None else (),
-            _recomputed(sessions, owner),
+            self._recomputed(sessions, owner, sees_all=sees_all),
         ]
+        kinds = get_args(FindingKind)
         prefix = "" if self._replica is None else f"{self._replica}: "
         return [
             each if each.kind == "replica" else Finding(each.kind, prefix + each.text, each.sessions, each.tenant)
-            for each in chain.from_iterable(found)
+            for each in sorted(chain.from_iterable(found), key=lambda each: kinds.index(each.kind))
         ]
-
-    def capacity(self, memory: MemoryMap) -> Capacity | None:
-        """What there is room for, if the next agents do as those of the last minutes; None where nothing was done."""
-        means = self._means
-        if not means.working or not means.kv_of_working:
-            return None
-        each = means.kv / means.agents
-        works = min(1.0, means.working / means.agents)
-        room = sum(tier.total_bytes for tier in (memory.device, memory.host, memory.disk))
-        limits = {
-            "memory of the device": _most_at_once(memory.device.total_bytes / each, means.kv_of_working / means.kv),
-            "turns in one step": _most_at_once(self._max_running, works),
-            "memory of all tiers": room / each,
-        }
-        limit = min(limits, key=limits.__getitem__)
-        more = max(0, math.floor(limits[limit]) - sum(each.is_agent and _held(each) > 0 for each in self._table))
-        about = f"each has {size(each)} of KV and works {works:.0%} of the time"
-        if means.waiting > MANY_WAITING:
-            return Capacity(0, f"turns wait as it is; {about}")
-        return Capacity(more, f"{about}, and the limit is the {limit}")
 
     def _server(self) -> Iterator[Finding]:
         try:
@@ -207,23 +181,75 @@ class Findings:
             with contextlib.suppress(OSError):
                 yield from _scarce(folder, room)
 
-    def _waiting(self, tenant: str | None) -> Iterator[Finding]:
-        """The longest queue of the last seconds, and whose it is. `tenant`: only that one's."""
+    def _waiting(self, sessions: Collection[Session], memory: MemoryMap | None) -> Iterator[Finding]:
+        """The longest queue of the last seconds, whose it is, and what its first turn waits for."""
         queue = max(self._queues, key=Counter.total, default=Counter[str]())
-        total = queue.total() if tenant is None else queue[tenant]
-        if not total:
+        if not (total := queue.total()):
             return
         text, (most, count) = f"{counted(total, 'turn')} in the queue", queue.most_common(1)[0]
-        if tenant is None and most and 1 < total < 2 * count:
-            yield Finding("waiting", f"{text}, {count} of them of tenant {most}", tenant=most)
+        why = "" if memory is None else _why_queued(sessions, memory, self._max_running)
+        if most and 1 < total < 2 * count:
+            yield Finding("waiting", f"{text}, {count} of them of tenant {most}{why}", tenant=most)
         else:
-            yield Finding("waiting", text)
+            yield Finding("waiting", text + why)
+
+    def _waiting_of(self, tenant: str) -> Iterator[Finding]:
+        """The same for a tenant, of its own turns. What others have is none of its business."""
+        if total := max((queue[tenant] for queue in self._queues), default=0):
+            yield Finding("waiting", f"{counted(total, 'turn')} in the queue")
+
+    def _counted(self) -> Iterator[Finding]:
+        """What alerts fire at, in the same spans."""
+        rise = self._recent.rise
+        if (restarts := rise(RESTARTS, 900)) > MOST_RESTARTS:
+            text = f"the engine was started anew {restarts} times in 15 min"
+            yield Finding("restarts", f"{text}: each loses the KV of the device and the host")
+        failed, finished = self._recent.by_label(FAILED, 600), rise(FINISHED, 600)
+        if failed and failed.total() > FAILING * (failed.total() + finished):
+            text = f"{failed.total():.0f} of {counted(int(failed.total()) + finished, 'turn')} failed in 10 min"
+            yield Finding("failing", f"{text}, most of them with {failed.most_common(1)[0][0]}")
+        if failures := rise(DISK_FAILURES, 900):
+            yield Finding("kv_files", f"{counted(failures, 'KV file')} could not be written or read in 15 min")
+        if refused := self._recent.by_label(CONNECTIONS, 300):
+            cause, count = refused.most_common(1)[0]
+            text = f"{counted(int(refused.total()), 'connection')} refused in 5 min"
+            yield Finding("connections", f"{text}, {count:.0f} of them as {_CAUSES.get(cause, cause)}")
+        late, resumed = rise(LATE_KV, 900), rise(RESUMED, 900)
+        if late >= LEAST_LATE and late > LATE_RESTORES * resumed:
+            text = f"{late} of {counted(max(late, resumed), 'turn')} that went on with a history in 15 min"
+            yield Finding("late_kv", f"{text} found their KV not on the device")
+        if dropped := rise(DROPPED, 900):
+            text = f"KV of {counted(dropped, 'session')} was dropped in 15 min"
+            yield Finding("dropped", f"{text}: no tier had room for it")
+
+    def _recomputed(self, sessions: Collection[Session], owner: str | None, *, sees_all: bool) -> Iterator[Finding]:
+        """What last turns of the last minutes had to compute again, and why, as far as the server knows."""
+        recent = [each for each in sessions if time.time() - each.used_at < RECENT_S and each.usage.last is not None]
+        lost = {each: each.usage.last.tokens_recomputed for each in recent if each.usage.last is not None}
+        if not sum(lost.values()):
+            return
+        worst = sorted((each for each in lost if lost[each]), key=lost.__getitem__, reverse=True)
+        why = "no tier had kept them"
+        if self._recent.rise(RESTARTS, RECENT_S):
+            why = "the engine that had them ended"
+        elif worst[0].created_at < self._began and time.time() - self._began < RECENT_S:
+            why = "the server was started anew, and had not kept them on disk"
+        elif sees_all and self._recent.rise(DROPPED, RECENT_S):
+            why = "no tier had room for them"
+        elif sees_all and self._recent.rise(DISK_FAILURES, RECENT_S):
+            why = "their file on disk could not be read or written"
+        text = f"{counted(lost[worst[0]], 'token')} of {_called(worst[0], owner)} recomputed: {why}"
+        yield Finding("recomputed", text, _ids(worst))
 
     def _refused(self, only: str | None) -> Iterator[Finding]:
         for tenant, count in Counter(self._refused_to()).most_common():
             if only in (None, tenant):
                 text = f"tenant {tenant} is at its limits: {counted(count, 'request')} refused in a minute"
                 yield Finding("refused", text, tenant=tenant)
+
+
+_CAUSES = {"address": "one address had too many", "total": "there were too many", "system": "the system had none left"}
+"""Why connections are refused, in words."""
 
 
 def _scarce(folder: Path, room: DiskRoom) -> Iterator[Finding]:
@@ -262,17 +288,41 @@ def _silent(sessions: Collection[Session], memory: MemoryMap, owner: str | None)
         yield Finding("silent", f"{text}, {_called(many[0], owner)} most", _ids(many))
 
 
+def _why_queued(sessions: Collection[Session], memory: MemoryMap, max_running: int) -> str:
+    """What the turn that waits the longest waits for, if that can be seen from here."""
+    waiting = [each for each in sessions if each.state is SessionState.QUEUED]
+    if not waiting:
+        return ""
+    first = min(waiting, key=lambda each: each.used_at)
+    holders = [each for each in sessions if each.busy and each is not first and each.kv.device_bytes]
+    held = min(sum(each.kv.device_bytes for each in holders), memory.device.owned_bytes)  # they may share blocks
+    needs = memory.blocks.of(len(first.history) + 1) * memory.block_bytes
+    if first.kv.tier is Tier.TO_DEVICE:
+        return "; the KV of the first is on its way to the device"
+    if holders and needs > memory.device.total_bytes - held:
+        verb = "holds" if len(holders) == 1 else "hold"
+        return f"; the first needs {size(needs)}, and {counted(len(holders), 'turn')} {verb} {size(held)} of the device"
+    if memory.running >= max_running:
+        return f"; {counted(memory.running, 'turn')} run, and a step has no more places"
+    return ""
+
+
 def _late(sessions: Collection[Session], owner: str | None) -> Iterator[Finding]:
-    now = time.time()
-    late = {
-        each: now - each.returns_at
-        for each in sessions
-        if each.returns_at is not None and each.phase is Phase.IO_WAIT and now - each.returns_at > LATE_S
-    }
-    if late:
-        worst = sorted(late, key=late.__getitem__, reverse=True)
-        text = f"{counted(len(late), 'client')} later than announced: {_called(worst[0], owner)} by"
-        yield Finding("late", f"{text} {_span(late[worst[0]])}", _ids(worst))
+    """Who is later than announced. The server guesses low: its guess is off if a wait takes twice as long."""
+    now, announced, guessed = time.time(), dict[Session, float](), dict[Session, float]()
+    for each in sessions:
+        if each.returns_at is None or each.phase is not Phase.IO_WAIT:
+            continue
+        late_s = now - each.returns_at
+        if late_s > LATE_S and not each.is_guess:
+            announced[each] = late_s
+        elif late_s > max(LATE_S, each.returns_at - each.used_at):
+            guessed[each] = late_s
+    for late, than in ((announced, "announced"), (guessed, "the server expects of their tools")):
+        if late:
+            worst = sorted(late, key=late.__getitem__, reverse=True)
+            text = f"{counted(len(late), 'client')} later than {than}: {_called(worst[0], owner)} by"
+            yield Finding("late", f"{text} {_span(late[worst[0]])}", _ids(worst))
 
 
 def _full(memory: MemoryMap) -> Iterator[Finding]:
@@ -281,30 +331,6 @@ def _full(memory: MemoryMap) -> Iterator[Finding]:
         if use.total_bytes and use.owned_bytes >= NEARLY_FULL * use.total_bytes:
             name = {"host": "host memory", "kv_disk": "KV on disk"}.get(kind, kind)
             yield Finding(kind, f"{name}: sessions hold {use.owned_bytes / use.total_bytes:.0%} of it")
-
-
-def _recomputed(sessions: Collection[Session], owner: str | None) -> Iterator[Finding]:
-    """What last turns of the last minutes had to compute again."""
-    recent = [each for each in sessions if time.time() - each.used_at < RECENT_S and each.usage.last is not None]
-    lost = {each: each.usage.last.tokens_recomputed for each in recent if each.usage.last is not None}
-    if sum(lost.values()):
-        worst = sorted((each for each in lost if lost[each]), key=lost.__getitem__, reverse=True)
-        text = f"{counted(lost[worst[0]], 'token')} of {_called(worst[0], owner)} recomputed: no tier had kept them"
-        yield Finding("recomputed", text, _ids(worst))
-
-
-def _most_at_once(places: float, share: float) -> float:
-    """Of how many agents that work that share of the time, each by itself, there are seldom more at work than places:
-    two standard deviations of the binomial distribution above its mean.
-    """
-    spread = 2 * math.sqrt(share * (1 - share))
-    return ((math.sqrt(spread**2 + 4 * share * places) - spread) / (2 * share)) ** 2
-
-
-def _held(session: Session) -> int:
-    """Bytes of its KV. A copy does not make it larger."""
-    kv = session.kv
-    return max(kv.device_bytes, kv.host_bytes, kv.disk_bytes)
 
 
 def _called(session: Session, reader: str | None) -> str:

@@ -9,7 +9,15 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
-from app.domain.errors import EngineAway, EngineStalled, FieldOutOfRange, JournalUnavailable, NotDurable, WrongState
+from app.domain.errors import (
+    EngineAway,
+    EngineError,
+    EngineStalled,
+    FieldOutOfRange,
+    JournalUnavailable,
+    NotDurable,
+    WrongState,
+)
 from app.domain.homes import Home, new_session_id
 from app.domain.memory_map import MemoryMap
 from app.domain.values import Adapter, ForkPoint, Phase, Quotas, Residency, SessionId, SessionState, Ticket
@@ -39,6 +47,10 @@ SHARE = 0.05
 """Of the engine's time, that all maps together take."""
 LONGEST_REST_S = 1.0
 """A delayed map delays its readers for this long at most."""
+PATIENCE_S = 5.0
+"""How long metrics, findings and the live stream wait for the engine: half of the time that Prometheus waits for them,
+and a third of the silence after which the page takes the server to be away.
+"""
 
 
 class MemoryReads:
@@ -53,10 +65,18 @@ class MemoryReads:
 
     async def read(self) -> MemoryMap:
         """The engine's memory map, as it is now or a moment later. Raises what `EngineExecutor.call` raises."""
+        self._executor.check()  # a map that is waited for may never come
         if self._next is None:
             self._next = asyncio.create_task(self._make())
             self._next.add_done_callback(lambda done: done.cancelled() or done.exception())  # its readers may have left
         return await asyncio.shield(self._next)
+
+    async def try_read(self) -> MemoryMap | None:
+        """The map, or None if the engine is away, or does not answer soon: it may hang."""
+        with contextlib.suppress(EngineError, EngineAway, TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                return await self.read()
+        return None
 
     async def _make(self) -> MemoryMap:
         async with self._made:
@@ -94,7 +114,8 @@ class SessionRegistry:
         """Most tokens that one pass of a session has."""
         self.whitebox = Whitebox(executor, keeper)
         self.pauses = Pauses(executor, table, keeper)
-        self.memory = MemoryReads(executor).read
+        reads = MemoryReads(executor)
+        self.memory, self.try_memory = reads.read, reads.try_read
         self.tool_waits = ToolWaits()
         self.side_work = SideWork(table.others_run)
         room = logprob_budget(int(settings.max_logprobs_bytes))
@@ -266,7 +287,8 @@ class SessionRegistry:
         """
         with self.metrics.signal.time():
             session.require(SessionState.IDLE, SessionState.PAUSED, to=f"set the phase to {phase}")
-            session.signal(phase, None if resume_in_ms is None else time.time() + resume_in_ms / 1000)
+            returns_at = None if resume_in_ms is None else time.time() + resume_in_ms / 1000
+            session.signal(phase, returns_at, is_guess=bool(lengths))
             self.executor.post(lambda ticket: SetPhase(ticket, session.id, phase, resume_in_ms, lengths))
             self.keeper.note(session)
 

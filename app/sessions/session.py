@@ -250,6 +250,8 @@ class Session:
     """What was last signalled; a turn makes it `compute`."""
     returns_at: float | None = None
     """When it will go on, as its client said or as its tools let expect; None after a restart too."""
+    is_guess: bool = False
+    """Whether `returns_at` is the server's own guess."""
     unsignalled: int = 0
     """Turns since its client, or an answer that calls tools, last said what it does."""
     placed: SessionMemory = field(default_factory=SessionMemory)
@@ -445,9 +447,9 @@ class Session:
         self.on_move(self)
         self.watcher.changed(self)
 
-    def signal(self, phase: Phase, returns_at: float | None = None) -> None:
+    def signal(self, phase: Phase, returns_at: float | None = None, *, is_guess: bool = False) -> None:
         """Note what it is doing, and when its client will be back."""
-        self.phase, self.returns_at, self.unsignalled = phase, returns_at, 0
+        self.phase, self.returns_at, self.is_guess, self.unsignalled = phase, returns_at, is_guess, 0
         self.expect()
         self.watcher.changed(self)
 

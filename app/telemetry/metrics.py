@@ -250,6 +250,21 @@ class Metrics:
         self._own = own
         self._labels = {"model_name": model_name, "engine": "0"}
 
+    def totals(self, memory: MemoryMap | None) -> dict[tuple[str, str], float]:
+        """What has been counted since the start, of the server and in `memory` of the engine, by name and label: for
+        findings and estimates, which look at how much of it is of the last minutes.
+        """
+        turns = self.turns
+        counters = (turns.failed, turns.finished, turns.resumed_first_token, turns.inter_token, self.engine_restarts)
+        own = chain.from_iterable(each.collect() for each in (*counters, self.connections.refused))
+        found = chain(own, () if memory is None else engine_metrics(memory, is_up=True))
+        samples = chain.from_iterable(metric.samples for metric in found)
+        return {
+            (each.name, "".join(each.labels.values())): each.value
+            for each in samples
+            if each.name.endswith(("_total", "_count", "_sum"))
+        }
+
     def render(
         self, memory: MemoryMap | None, journal: JournalState, tenants: Mapping[str, Mapping[str, int]], *, is_up: bool
     ) -> bytes:

@@ -46,7 +46,7 @@ class FindingsView(BaseModel):
     def of(cls, findings: Findings, memory: MemoryMap | None, owner: str | None, *, is_operator: bool) -> Self:
         """What that caller may know. `memory`: None while the engine does not tell."""
         sees_all = memory is not None and (is_operator or owner is None)
-        capacity = findings.capacity(memory) if memory is not None and sees_all else None
+        capacity = findings.load.capacity(memory) if memory is not None and sees_all else None
         return cls(data=findings.tell(memory, owner, is_operator=is_operator), capacity=capacity)
 
 

@@ -8,8 +8,9 @@ from pydantic import BaseModel, Field
 
 from app.domain.memory_map import MemoryMap
 from app.domain.values import KVPolicy, SessionState, Tier
+from app.sessions.capacity import LimitName
 from app.sessions.session import Session
-from app.wire.base import QueryModel, View
+from app.wire.base import QueryModel, View, WireModel
 
 Direction = Literal["out", "in", "to_disk", "from_disk"]
 """Which way KV moves: between device and host, or between host and disk."""
@@ -205,6 +206,46 @@ class MemoryEstimate(BaseModel):
             sessions_resident=memory.device.total_bytes // kv_bytes,
             transfer_ms={way: speed and 1000 * kv_bytes / speed for way, speed in speeds.items()},
         )
+
+
+class CapacityBody(WireModel):
+    """What one agent does, again and again, and how soon its first tokens are to come. What is left out is as turns of
+    the last minutes had it.
+    """
+
+    context_tokens: int | None = Field(None, ge=1, le=10**9, description="of its history, at the end of a turn")
+    prompt_tokens: int | None = Field(None, ge=1, le=10**9, description="of a turn, without KV")
+    completion_tokens: int | None = Field(None, ge=1, le=10**9, description="that a turn generates")
+    think_s: float | None = Field(None, ge=0, le=86_400, description="between turns, with its KV on the device")
+    tools_s: float | None = Field(None, ge=0, le=86_400, description="between turns, in which its KV may leave")
+    first_token_s: float | None = Field(None, ge=0.01, le=3600, description="the longest wait for a first token")
+
+
+class AgentView(View):
+    """What the estimate rests on."""
+
+    context_tokens: int
+    prompt_tokens: int
+    completion_tokens: int
+    think_s: float
+    tools_s: float
+    first_token_s: float
+
+
+class CapacityEstimate(View):
+    """How many `more` agents fit beside the `agents` that have KV, and the `limit` that the next one meets.
+
+    `limits` has how many fit under each: null where nothing has been measured yet, or measures would tell of others.
+    One agent has `kv_bytes`; its turn takes `turn_s` on a busy server, null where no step was timed.
+    """
+
+    agents: int
+    more: int
+    limit: LimitName
+    limits: dict[LimitName, int | None]
+    kv_bytes: int
+    turn_s: float | None
+    agent: AgentView
 
 
 class EstimateQuery(QueryModel):

@@ -72,6 +72,10 @@ def test_the_estimate_is_what_a_session_then_takes(serve_with: ServeWith, kv_dty
 def test_an_estimate_for_no_size_or_speed_is_refused(http: httpx.Client, param: str, value: str) -> None:
     response = http.get("/v1/memory/estimate", params={"tokens": "100", param: value})
     assert_error(response, 422, "field_out_of_range", param=param)
+    sizes = {"prompt_tokens": 8, "completion_tokens": 8, "context_tokens": 1 << 20}
+    response = http.post("/v1/capacity/estimate", json=sizes)
+    told = assert_error(response, 422, "field_out_of_range", param="context_tokens")
+    assert "from 16, what a turn adds, to 1024" in told
 
 
 def test_the_page_needs_no_key_but_the_api_does(serve_with: ServeWith) -> None:

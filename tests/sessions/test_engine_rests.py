@@ -36,6 +36,7 @@ class Engine:
         self.open: set[SessionId] = set()
         self.most_open = 0
         self.hangs, self.looks = False, asyncio.Event()
+        self.check = list  # it is up
 
     async def call(self, make: Callable[[Ticket], Command], *, stall_ends_it: bool = False) -> Any:
         command = make(Ticket(1))

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from app.domain.breakpoints import NEXT_BREAKPOINT
 from app.domain.errors import DeadlyTurn, EngineStalled
 from app.domain.values import ModelInfo, SessionState
+from app.events import Scope
 from app.messages import Back, Close, Done, Fork, GoesOn, Open, Replacement, Stalled, Submit
 from app.routers.dependencies import Services
 from app.sessions.charges import MOST_DEATHS
@@ -45,8 +46,11 @@ def on_paper(talking: FastAPI) -> SessionRegistry:
 
 
 async def test_new_turns_are_refused_at_once_and_those_that_run_wait_a_little(
-    engine: ListeningEngine, talking: FastAPI, on_paper: SessionRegistry
+    engine: ListeningEngine, talking: FastAPI, on_paper: SessionRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("app.sessions.registry.PATIENCE_S", 0.01)
+    with talking.state.services.events.reading(Scope(None)) as channel:  # it tells while the engine says nothing
+        await until(lambda: b"event: findings" in (channel.after(0) or (0, b""))[1])
     session, other = on_paper.create(), on_paper.create()
     reader = begin(on_paper, session, b"ask")
     engine.tell(*tokens_of(engine, b"yes"), DOUBT)

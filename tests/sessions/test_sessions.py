@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from app.domain.errors import Busy, Draining, FieldOutOfRange, NotFound, WrongState
+from app.domain.memory_map import SessionMemory
 from app.domain.values import FinishReason, Grammar, GrammarKind, ModelInfo, SamplingParams, SessionState, StopRule
 from app.engine_process.turn import Turn
 from app.exports.exports import export_session
@@ -241,3 +242,18 @@ async def test_as_many_turns_are_taken_as_may_run_and_wait(max_running: int, max
         for session, turn in taken:
             registry.pauses.release(session, turn)
             await finish(turn)
+
+
+async def test_turns_without_kv_count_for_no_capacity_however_long_they_wait(services: Services) -> None:
+    load, memory = services.findings.load, await services.sessions.memory()
+    works, waits = services.sessions.create(), services.sessions.create()
+    works.place(SessionMemory(device_bytes=memory.device.total_bytes // 8))
+    works.state = waits.state = SessionState.QUEUED
+    for then, seconds in ((SessionState.QUEUED, 300), (SessionState.QUEUED, 1300), (SessionState.IDLE, 2000)):
+        waits.state = then
+        for _ in range(seconds):
+            load.sample()
+            load.capacity(memory)
+        works.state = SessionState.IDLE
+        works.place(SessionMemory())
+    assert load.capacity(memory) is None
