@@ -65,7 +65,7 @@ from client.history_models import (
 )
 from client.job_models import ActivationsJobInfo
 from client.live import Event
-from client.memory_models import MemoryEstimate, MemoryMap
+from client.memory_models import CapacityEstimate, MemoryEstimate, MemoryMap
 from client.models import (
     DefaultSampling,
     FeaturesReading,
@@ -107,6 +107,7 @@ __all__ = [
     "BadRequest",
     "Breakpoint",
     "BreakpointInfo",
+    "CapacityEstimate",
     "Capture",
     "Captures",
     "Checkpoint",

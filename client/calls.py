@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from client.answer import Listing
 from client.history_models import Activity, ClosedSessions, Findings, Timeline
-from client.memory_models import MemoryEstimate, MemoryMap
+from client.memory_models import CapacityEstimate, MemoryEstimate, MemoryMap
 from client.models import (
     Detokenized,
     Health,
@@ -212,6 +212,11 @@ def estimate(tokens: int, bandwidth: float | None) -> Call[MemoryEstimate]:
     """`GET /v1/memory/estimate`."""
     params = given({"tokens": tokens, "bandwidth": bandwidth})
     return Call("GET", "/v1/memory/estimate", MemoryEstimate.model_validate_json, params=params)
+
+
+def capacity(body: Mapping[str, Any]) -> Call[CapacityEstimate]:
+    """`POST /v1/capacity/estimate`."""
+    return Call("POST", "/v1/capacity/estimate", CapacityEstimate.model_validate_json, json=body)
 
 
 def findings() -> Call[Findings]:

@@ -9,8 +9,8 @@ class Finding(Answer):
     """One sentence that an operator should know, and whom it is about: `sessions`, the worst first, or a `tenant`."""
 
     kind: str
-    """`unready`, `replica`, `killed`, `disk`, `waiting`, `refused`, `silent`, `late`, `device`, `host`, `kv_disk`,
-    `recomputed`.
+    """`unready`, `replica`, `killed`, `restarts`, `failing`, `disk`, `kv_files`, `waiting`, `refused`, `connections`,
+    `silent`, `late`, `late_kv`, `device`, `host`, `kv_disk`, `dropped`, `recomputed`.
     """
     text: str
     sessions: tuple[str, ...]

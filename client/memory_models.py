@@ -103,6 +103,36 @@ class MemoryEstimate(Answer):
     transfer_ms: dict[Literal["out", "in"], float | None]
 
 
+class Agent(Answer):
+    """What an estimate of the capacity rests on, as `Djinn.capacity` takes it."""
+
+    context_tokens: int
+    prompt_tokens: int
+    completion_tokens: int
+    think_s: float
+    tools_s: float
+    first_token_s: float
+
+
+class CapacityEstimate(Answer):
+    """How many `more` agents fit beside the `agents` that have KV, and the `limit` that the next one meets.
+
+    `limits` has how many fit under each: None where nothing has been measured yet, or measures would tell of others.
+    One agent has `kv_bytes`; its turn takes `turn_s` on a busy server, None where no step was timed.
+    """
+
+    agents: int
+    more: int
+    limit: str
+    """`device_memory`, `all_memory`, `running_turns`, `step_rate`, `moves`, `sessions`, or a limit of the tenant:
+    `turns_at_once`, `tokens_per_minute`, `requests_per_minute`, `tenant_device_bytes`.
+    """
+    limits: dict[str, int | None]
+    kv_bytes: int
+    turn_s: float | None
+    agent: Agent
+
+
 class MemoryMap(Answer):
     """The server's memory: weights (`text`) and adapters to them, KV (`data`) and what paused turns and captures keep
     (`stack`); when KV moves and how fast it has, and who uses it.

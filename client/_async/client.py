@@ -21,7 +21,7 @@ from client.edge import DEFAULT_TIMEOUT_S, KEY_VARIABLE, Connection, address_of
 from client.experiments import Activations, Patching, Prompts
 from client.history_models import Activity, ClosedSessions, Findings
 from client.live import Event
-from client.memory_models import MemoryEstimate, MemoryMap
+from client.memory_models import CapacityEstimate, MemoryEstimate, MemoryMap
 from client.models import Health, Model, Residency, SessionState, Tier, Version
 from client.retries import DEFAULT_RETRIES
 from client.transport import AsyncTransport
@@ -210,6 +210,25 @@ class AsyncDjinn:
         It moves at `bandwidth` bytes per second, or else as fast as the server has measured.
         """
         return await self._transport.send(calls.estimate(tokens, bandwidth), timeout)
+
+    async def capacity(
+        self,
+        *,
+        context_tokens: int | None = None,
+        prompt_tokens: int | None = None,
+        completion_tokens: int | None = None,
+        think_s: float | None = None,
+        tools_s: float | None = None,
+        first_token_s: float | None = None,
+        timeout: Seconds = UNSET,
+    ) -> CapacityEstimate:
+        """How many more agents fit, by measured times of steps and moves.
+
+        Each has a history of `context_tokens`. Again and again its turn computes `prompt_tokens` and generates
+        `completion_tokens`, then it thinks and waits for tools; first tokens are to come within `first_token_s`. What
+        is left out is as your turns of the last minutes had it.
+        """
+        return await self._transport.send(calls.capacity(given(locals())), timeout)
 
     async def models(self, *, timeout: Seconds = UNSET) -> tuple[Model, ...]:
         """The models that the server runs: the base under each of its names, then LoRA adapters."""

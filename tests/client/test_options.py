@@ -112,6 +112,9 @@ def test_names_pages_and_what_the_server_tells_about_itself(djinn: Djinn, server
     estimate = djinn.estimate(1000, bandwidth=1e9)
     assert estimate.kv_bytes == estimate.blocks * djinn.memory().data.block_bytes
     assert estimate.transfer_ms["out"] == pytest.approx(estimate.kv_bytes / 1e6)
+    fits = djinn.capacity(context_tokens=1000, prompt_tokens=8, completion_tokens=8, tools_s=60)
+    room = max(0, (fits.limits[fits.limit] or 0) - fits.agents)
+    assert (fits.more, fits.kv_bytes) == (room, estimate.kv_bytes)
     assert (djinn.health().status, djinn.ready().status, djinn.version().model) == ("ok", "ready", "tiny-llama")
     (model,) = djinn.models()
     assert (model.id, model.max_model_len, model.layers, model.hidden_size) == ("tiny-llama", 1024, 4, 64)
