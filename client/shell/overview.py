@@ -19,21 +19,38 @@ ALARMS = ((0.95, "red"), (0.8, "yellow"), (0.0, "green"))
 """Colours of a bar from that share on."""
 LINES_ABOVE = 9
 """Above the sessions: three of the server, four of the tiers, and a blank one after each."""
+LEAST_BELOW = 5
+"""Lines that what is wrong leaves to the sessions."""
 RANKS = {"running": 0, "queued": 1, "paused": 2}
 
 
 def overview(model: str, now: Look, rates: Rates | None, console: Console) -> RenderableType:
     """What is wrong, the server in a few lines, each tier, and as many of the busiest sessions as the screen shows."""
-    wrong = [
-        Text(f"! {on_one_line(each.text)}", style="red", no_wrap=True, overflow="ellipsis")
-        for each in now.findings.data
-    ]
+    wrong = _wrong(now, console)
     speeds = {} if rates is None else rates.tokens
     rows = [Row(info, now.unix_s, speeds.get(info.id)) for info in now.busy.values()]
     sessions = fitting_table(
         sorted(rows, key=_rank), console, console.height - LINES_ABOVE - len(wrong), with_rates=True
     )
-    return Group(*wrong, *_server(model, now, rates), Text(), _tiers(now.memory, rates, console), Text(), sessions)
+    if now.memory is None:
+        return Group(*wrong, Text(), sessions)
+    tiers = _tiers(now.memory, rates, console)
+    return Group(*wrong, *_server(model, now, now.memory, rates), Text(), tiers, Text(), sessions)
+
+
+def _wrong(now: Look, console: Console) -> list[Text]:
+    """What is wrong, each in at most two lines, and as much of it as leaves room for some sessions."""
+    texts = [each.text for each in now.findings.data]
+    if now.silence and not any(each.kind == "unready" for each in now.findings.data):
+        texts.insert(0, f"the engine does not tell of its memory: {now.silence}")
+    room, lines = console.height - LINES_ABOVE - LEAST_BELOW, list[Text]()
+    for number, text in enumerate(texts):
+        wrapped = Text(f"! {on_one_line(text)}", style="red").wrap(console, console.width)[:2]
+        if console.is_terminal and len(lines) + len(wrapped) > max(2, room):
+            lines.append(Text(f"! and {counted(len(texts) - number, 'finding')} more", style="red"))
+            break
+        lines.extend(wrapped)
+    return lines
 
 
 def _rank(row: Row) -> tuple[int, float, int]:
@@ -41,8 +58,8 @@ def _rank(row: Row) -> tuple[int, float, int]:
     return RANKS.get(row.info.state, len(RANKS)), -(row.tokens_per_s or 0.0), -kv_bytes(row.info)
 
 
-def _server(model: str, now: Look, rates: Rates | None) -> list[Text]:
-    memory, text = now.memory, now.memory.text
+def _server(model: str, now: Look, memory: MemoryMap, rates: Rates | None) -> list[Text]:
+    text = memory.text
     paused = sum(info.state == "paused" for info in now.busy.values())
     speed = "-" if rates is None else f"{rates.all_tokens:.1f}"
     lines = [

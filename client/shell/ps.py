@@ -15,8 +15,8 @@ def ps(
 ) -> int:
     """List the sessions of the server at `url`, or those in a state and with their KV in a tier, oldest first.
 
-    `watch`: again each second, until Ctrl-C. `as_json`: what the server says of them, as one JSON array. Returns the
-    exit status.
+    `watch`: again each second, until Ctrl-C, also after the server was away. `as_json`: what the server says of
+    them, as one JSON array. Returns the exit status.
     """
 
     def rows(djinn: Djinn) -> list[Row]:
@@ -29,7 +29,7 @@ def ps(
             found = [row.info.model_dump(mode="json", by_alias=True) for row in rows(djinn)]
             print(json.dumps(found, indent=2), flush=True)
         elif watch:
-            refresh(console, lambda: fitting_table(rows(djinn), console, console.height))
+            refresh(console, lambda: fitting_table(rows(djinn), console, console.height), url)
         else:
             console.print(session_table(rows(djinn), console))
         return 0

@@ -8,10 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.text import Text
 
+from client.edge import address_of
+from client.errors import DjinnError
 from client.shell.ending import ended_in_order
+from client.shell.server import explain
 
 try:
     import termios
@@ -30,11 +34,14 @@ def make_console() -> Console:
     return console if console.is_terminal else Console(width=ANY_WIDTH, highlight=False, markup=False, emoji=False)
 
 
-def refresh(console: Console, draw: Callable[[], RenderableType], *, count: int | None = None) -> None:
-    """Draw once a second: `count` times, or until `q`, Ctrl-C or SIGTERM.
+def refresh(console: Console, draw: Callable[[], RenderableType], url: str | None, *, count: int | None = None) -> None:
+    """Draw once a second what the server at `url` tells: `count` times, or until `q`, Ctrl-C or SIGTERM.
 
     Without a `count`, a terminal shows it on its other screen, and has its own back at the end, whatever the end is.
+    Then a server that goes away after the first picture does not end it: who watches wants to see it come back.
     """
+    if count is None:
+        draw = _lasting(draw, url)
     with ended_in_order():
         if count is None and console.is_terminal and not console.is_dumb_terminal:
             _refresh_screen(console, draw)
@@ -45,6 +52,23 @@ def refresh(console: Console, draw: Callable[[], RenderableType], *, count: int 
                 console.print()
             console.print(draw())
             console.file.flush()
+
+
+def _lasting(draw: Callable[[], RenderableType], url: str | None) -> Callable[[], RenderableType]:
+    """Draws the same; while that fails, the last picture under a line that says why."""
+    last: RenderableType | None = None
+
+    def draw_or_tell() -> RenderableType:
+        nonlocal last
+        try:
+            last = draw()
+        except DjinnError as error:
+            if last is None:
+                raise
+            return Group(Text(f"! {explain(error, address_of(url or None))}", style="red"), last)
+        return last
+
+    return draw_or_tell
 
 
 def _refresh_screen(console: Console, draw: Callable[[], RenderableType]) -> None:

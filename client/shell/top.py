@@ -1,5 +1,7 @@
 """`djinn top`: what a server does, each second."""
 
+from dataclasses import replace
+
 from rich.console import Console, RenderableType
 
 from client._sync.client import Djinn
@@ -19,7 +21,7 @@ def top(url: str | None, *, count: int | None = None) -> int:
         console = make_console()
         (model, *_) = djinn.models()
         view = _View(djinn, model.id, console)
-        refresh(console, view.draw, count=count)
+        refresh(console, view.draw, url, count=count)
         return 0
 
     return on_server(url, command)
@@ -37,6 +39,8 @@ class _View:
     def draw(self) -> RenderableType:
         """Look again. After the first look no speed is known yet."""
         now = look(self._djinn)
+        if now.memory is None and self._last is not None:
+            now = replace(now, memory=self._last.memory)
         rates = None if self._last is None else rates_between(self._last, now)
         self._last = now
         return overview(self._model, now, rates, self._console)

@@ -12,9 +12,13 @@ from client.edits import Until
 from client.errors import DjinnError
 from client.shell.chat.interrupts import ctrl_c_cancels
 from client.shell.chat.terminal import Terminal
-from client.shell.chat.views import end_of_turn, place_of
+from client.shell.chat.views import Thoughts, end_of_turn, place_of
 
 LABELS = {"name": "chat"}
+LONGEST_REPLY = 2048
+"""Tokens of an answer, unless the user says: a small model may never stop by itself."""
+TEMPLATE_TOKENS = 512
+"""At most, of the chat template around the first line."""
 
 
 class Misuse(Exception):
@@ -73,6 +77,9 @@ class Conversation:
             turn["prompt"] = line
         else:
             turn["messages"] = [{"role": "user", "content": line}]
+        room = self._djinn.models()[0].max_model_len - self.session.info.tokens - len(line.encode()) - TEMPLATE_TOKENS
+        if room > LONGEST_REPLY:  # else the server's default, all that is left, is less
+            turn.setdefault("max_tokens", LONGEST_REPLY)
         self._follow(self.session.stream(**turn))
 
     def resume(self, until: Until | None) -> None:
@@ -98,11 +105,16 @@ class Conversation:
 
     def _follow(self, opened: AbstractContextManager[TurnStream]) -> None:
         """Show a turn as it runs, to its end or its next pause. Ctrl-C cancels it."""
+        thoughts = Thoughts()
         try:
             with ctrl_c_cancels(self.session), opened as stream:
                 for event in stream:
-                    self.terminal.stream(event.text)
+                    parts = thoughts.split(event.text) if self.terminal.is_interactive else [(event.text, False)]
+                    for text, is_thought in parts:
+                        self.terminal.stream(text, is_thought=is_thought)
         finally:
+            text, is_thought = thoughts.end()
+            self.terminal.stream(text, is_thought=is_thought)
             self.terminal.end_line()
         turn = stream.turn
         self.session.refresh()

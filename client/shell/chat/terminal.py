@@ -10,6 +10,8 @@ from client.shell.screen import make_console
 from client.shell.server import complain
 from client.shell.wording import harmless
 
+DIM, NOT_DIM = "\x1b[2m", "\x1b[22m"
+
 
 class Terminal:
     """Answers and what commands find go to standard output. Notices go to standard error, so that the answers can be
@@ -35,10 +37,13 @@ class Terminal:
                 print()
             return None
 
-    def stream(self, text: str) -> None:
-        """A part of an answer, as it comes."""
+    def stream(self, text: str, *, is_thought: bool = False) -> None:
+        """A part of an answer, as it comes; thoughts are dimmed."""
         if text:
-            print(harmless(text), end="", flush=True)
+            shown = harmless(text)
+            if is_thought and not self._results.is_dumb_terminal:
+                shown = f"{DIM}{shown}{NOT_DIM}"
+            print(shown, end="", flush=True)
             self._is_mid_line = not text.endswith("\n")
 
     def end_line(self) -> None:

@@ -12,6 +12,9 @@ from client.models import History, Turn
 from client.shell.session_table import GAP
 from client.shell.wording import counted, harmless, visible
 
+MARKS = "<think>", "</think>"
+"""What begins a thought, and what ends it."""
+
 
 def history_lines(history: History) -> Iterator[tuple[int, str]]:
     """The lines of a history that has its pieces, each with the position of the token in which it begins."""
@@ -70,6 +73,30 @@ def edits_text(found: list[BreakpointInfo]) -> str:
         for each in found
         for edit in each.edits
     )
+
+
+class Thoughts:
+    """Tells what a model thinks, between `<think>` and `</think>`, from its answer, as both come."""
+
+    def __init__(self) -> None:
+        self._inside = False
+        self._rest = ""
+        """What may be the beginning of a mark."""
+
+    def split(self, text: str) -> Iterator[tuple[str, bool]]:
+        """The next parts without the marks, each with whether it is thought."""
+        text = self._rest + text
+        while (mark := MARKS[self._inside]) in text:
+            before, _, text = text.partition(mark)
+            yield before, self._inside
+            self._inside = not self._inside
+        begun = next((count for count in range(len(mark) - 1, 0, -1) if text.endswith(mark[:count])), 0)
+        self._rest = text[len(text) - begun :]
+        yield text.removesuffix(self._rest), self._inside
+
+    def end(self) -> tuple[str, bool]:
+        """What is left: it was no mark."""
+        return self._rest, self._inside
 
 
 def end_of_turn(turn: Turn) -> str:

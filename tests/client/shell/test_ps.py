@@ -20,7 +20,7 @@ from rich.console import Console
 from app.cli import main
 from client import Djinn, Session
 from client.models import History, SessionInfo
-from client.shell.chat.views import history_lines, history_text
+from client.shell.chat.views import Thoughts, history_lines, history_text
 from client.shell.overview import overview
 from client.shell.rates import look, rates_between
 from client.shell.session_table import Row, session_table
@@ -112,17 +112,18 @@ def test_watching_shows_what_comes_and_leaves_the_terminal_as_it_was(
 
 
 @pytest.mark.long
-def test_a_server_that_goes_away_ends_watching_with_a_word(tmp_path: Path) -> None:
-    with (
-        serve_process(tmp_path / "state") as server,
-        djinn_in_terminal("ps", "--watch", DJINN_BASE_URL=server.url) as terminal,
-    ):
-        terminal.expect("STATE")
+@pytest.mark.parametrize(("command", "shows"), [(("ps", "--watch"), "STATE"), (("top",), "turns: 0 running")])
+def test_who_watches_sees_the_server_go_and_come_back(tmp_path: Path, command: tuple[str, ...], shows: str) -> None:
+    with serve_process(tmp_path) as server, djinn_in_terminal(*command, DJINN_BASE_URL=server.url) as terminal:
+        terminal.expect(shows)
         server.kill()
-        assert terminal.end() == 1
-    said = terminal.text.rpartition("\x1b[?1049l")[2]
-    assert "djinn: " in said
-    assert server.url in said
+        terminal.expect(f"! no server answers at {server.url}")
+        terminal.expect(shows)
+        port = int(server.url.rpartition(":")[2])
+        with serve(state_dir=tmp_path, port=port) as url, Djinn(url) as djinn, paused_session(djinn, "late"):
+            terminal.expect("late")
+        terminal.type("q")
+        assert terminal.end() == 0
 
 
 def test_no_server_is_said_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
@@ -279,6 +280,14 @@ def test_lines_are_the_text_and_begin_where_it_does(pieces: list[str]) -> None:
     assert [line for _, line in found] == "".join([*pieces, "end"]).split("\n")
     for (first, line), (after, _) in pairwise(found):
         assert line in "".join(pieces[first : after + 1])
+
+
+def test_thoughts_are_told_from_the_answer_however_they_come() -> None:
+    for size in (1, 3, 100):
+        told, text = Thoughts(), "<think>2 < 3</think>\nYes: 2 <t"
+        parts = [*(each for at in range(0, len(text), size) for each in told.split(text[at : at + size])), told.end()]
+        joined = ["".join(part for part, is_thought in parts if is_thought is wanted) for wanted in (True, False)]
+        assert joined == ["2 < 3", "\nYes: 2 <t"]
 
 
 def test_a_terminal_obeys_no_text() -> None:
