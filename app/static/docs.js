@@ -19,6 +19,7 @@ async function show() {
   SwaggerUIBundle({
     spec: await answer.json(),
     dom_id: "#routes",
+    deepLinking: true, // a finding links to the route that tells more
     docExpansion: "none", // each change draws all open groups again
     defaultModelsExpandDepth: -1, // each route shows its own; the list of all takes seconds to draw
     plugins: [() => ({ statePlugins: { spec: { wrapActions: { requestResolvedSubtree } } } })],

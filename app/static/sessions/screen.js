@@ -9,7 +9,7 @@ import { Button, Folded, isPhone } from "../shell/controls.js";
 import { memory } from "../state/memory.js";
 import { EXPERIMENTS, linkTo } from "../state/route.js";
 import { ids } from "../state/sessions.js";
-import { Findings, InWords } from "./findings.js";
+import { biggestFirst, Findings, InWords } from "./findings.js";
 import { Board } from "./board/board.js";
 import { Charts } from "./charts.js";
 import { chosen, clear, counts, FACETS, group, grouping, groupings, isFiltered, isRoomy, keepListing, listed, order, text, toggle } from "./listing.js";
@@ -80,16 +80,8 @@ function Order() {
     <select aria-label="Group by" value=${grouping.value} onChange=${({ target }) => group(target.value)}><option value="">No groups</option>
       ${groupings.value.map((name) => html`<option key=${name} value=${name}>By ${name}</option>`)}</select>
     ${!isPhone.value && html`<button aria-pressed=${isRoomy.value} onClick=${() => (isRoomy.value = !isRoomy.value)}>Roomy</button>`}
-    <button aria-pressed=${order.value.by === "bytes" && order.value.down} onClick=${sortBiggestFirst}>Biggest first</button>
+    <button aria-pressed=${order.value.by === "bytes" && order.value.down} onClick=${() => biggestFirst("bytes")}>Biggest first</button>
   </span>`;
-}
-
-/** The answer is in the first row, so it comes into view. */
-function sortBiggestFirst() {
-  order.value = { by: "bytes", down: true };
-  const table = document.querySelector(".table-frame");
-  table.scrollTop = 0;
-  table.scrollIntoView({ block: "nearest" });
 }
 
 const TYPING_MS = 400;

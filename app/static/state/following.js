@@ -4,7 +4,7 @@ import { ApiError, call, stream } from "../lib/api.js";
 import { hearHeader, hearTime } from "../lib/clock.js";
 import { connection, entered, FIRST_WAIT_MS, key, LONGEST_WAIT_MS, server, whileKeyed } from "./connection.js";
 import { note } from "./happenings.js";
-import { findings, takeMemory } from "./memory.js";
+import { findings, takeMemory, takeTurn } from "./memory.js";
 import { say } from "./notices.js";
 import { forgetEverything } from "./per_key.js";
 import { grow, put, remove, replaceAll, running } from "./sessions.js";
@@ -127,7 +127,10 @@ function take({ name, data }, place) {
   else if (name === "memory") takeMemory(data, running());
   else if (name === "findings") findings.value = data;
   else if (name === "tokens") grow(data.tokens);
-  else note(data.session_id, name, data);
+  else {
+    if (name === "turn") takeTurn(data);
+    note(data.session_id, name, data);
+  }
 }
 
 function takeSnapshot({ time, sessions, has_more }, place) {
