@@ -85,7 +85,7 @@ def _tiers(memory: MemoryMap, rates: Rates | None, console: Console) -> Table:
     width = min(most, console.width - WITHOUT_BAR)
     has_bars = console.is_terminal and width >= least
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
-    table.add_column("KV")
+    table.add_column("PLACE")
     if has_bars:
         table.add_column("", width=width)
     for title in ("FULL", "HELD", "CACHED", "ROOM", "DOWN/S", "UP/S"):

@@ -10,14 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from client.models import SessionInfo
-from client.shell.wording import LATE, due, on_one_line, size, span
+from client.shell.wording import LATE, due, on_one_line, size, span, turn
 
 GAP = 2
 ID_END = 8
 """Ids of one moment begin alike, and end at random."""
 NAME_WIDTH = 8
 """What is left of a name at least, before another column goes."""
-DISPENSABLE = ("TENANT", "USED", "PHASE", "KV", "TIER", "TOKENS", "RETURNS", "TOKENS/S", "NAME")
+DISPENSABLE = ("TENANT", "USED", "PHASE", "KV", "PLACE", "TOKENS", "RETURNS", "TOKENS/S", "NAME")
 """Columns that a narrow terminal does without, the first of them first."""
 NUMBERS = frozenset({"TOKENS", "KV", "TOKENS/S", "USED", "RETURNS"})
 STYLES = {"running": "green", "queued": "yellow", "paused": "magenta"}
@@ -36,9 +36,9 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "NAME": lambda row: name_of(row.info),
     "ID": lambda row: row.info.id,
     "TENANT": lambda row: on_one_line(row.info.tenant or "-"),
-    "STATE": lambda row: row.info.state,
+    "TURN": lambda row: turn(row.info.state),
     "PHASE": lambda row: row.info.phase,
-    "TIER": lambda row: row.info.kv.tier or "-",
+    "PLACE": lambda row: row.info.kv.tier or "none",
     "TOKENS": lambda row: str(row.info.tokens),
     "KV": lambda row: size(kv_bytes(row.info)) if row.info.kv.tier else "-",
     "TOKENS/S": lambda row: "-" if row.tokens_per_s is None else f"{row.tokens_per_s:.1f}",

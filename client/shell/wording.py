@@ -38,6 +38,11 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes / (1 << 10 * power):.1f} {UNITS[power - 1]}" if power > 0 else f"{num_bytes:.0f} B"
 
 
+def turn(state: str) -> str:
+    """What the turn of a session in this state does: a session that is `idle` has none."""
+    return "none" if state == "idle" else state
+
+
 def span(seconds: float) -> str:
     """In its largest whole unit: "3s", "5m", "2h", "4d". A clock that is behind the server's gives "0s"."""
     for unit, length in SPANS:

@@ -7,7 +7,7 @@ from client.breakpoint_models import Pass
 from client.shell.chat.conversation import Conversation, Misuse
 from client.shell.chat.views import breakpoints_text, edits_text, history_text, lens_view
 from client.shell.session_table import kv_bytes
-from client.shell.wording import counted, size
+from client.shell.wording import counted, size, turn
 
 PAUSE_LIMIT_S = 3600.0
 """How long a pause waits for someone who reads and thinks."""
@@ -116,8 +116,8 @@ def _session(conversation: Conversation, words: Sequence[str]) -> None:
     if words:
         conversation.session = conversation.find(words[0])
     info = conversation.session.refresh()
-    where = f"{size(kv_bytes(info))} of KV, tier {info.kv.tier}" if info.kv.tier else "no KV"
-    conversation.terminal.show(f"{info.id}: {info.state}, {counted(info.tokens, 'token')}, {where}")
+    where = f"{size(kv_bytes(info))} of KV, place {info.kv.tier}" if info.kv.tier else "no KV"
+    conversation.terminal.show(f"{info.id}: turn {turn(info.state)}, {counted(info.tokens, 'token')}, {where}")
 
 
 def _help(conversation: Conversation, _words: Sequence[str]) -> None:

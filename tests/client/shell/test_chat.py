@@ -85,7 +85,7 @@ def test_a_fork_is_rewound_and_its_origin_is_not(server_url: str, djinn: Djinn) 
         terminal.type("/history\n")
         terminal.expect("0  <bos>he\r\n")
         terminal.type(f"/session {origin[-8:]}\n")
-        terminal.expect(rf"{origin}: idle, {before} tokens, .+ of KV, tier device")
+        terminal.expect(rf"{origin}: turn none, {before} tokens, .+ of KV, place device")
         assert djinn.sessions.get(fork).info.tokens == 3
         assert leave(terminal) == 0
     for session in (origin, fork):
@@ -115,7 +115,7 @@ def test_ctrl_c_ends_the_turn_and_not_the_conversation() -> None:
             terminal.expect("half a line")  # Ctrl-C takes back what readline has not read, which then waits for it
             terminal.interrupt("/quit or Ctrl-D ends the conversation")
             terminal.type("/session\n")
-            terminal.expect(f"{session.id}: idle")
+            terminal.expect(f"{session.id}: turn none")
             assert leave(terminal) == 0
         assert session.refresh().state == "idle"
 

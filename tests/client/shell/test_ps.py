@@ -52,12 +52,12 @@ def url() -> Iterator[str]:
 def test_it_lists_sessions_whole_and_without_colours(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ps", "--url", url]) == 0
     header, first, second, third = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert header == ["NAME", "ID", "STATE", "PHASE", "TIER", "TOKENS", "KV", "RETURNS", "USED"]
+    assert header == ["NAME", "ID", "TURN", "PHASE", "PLACE", "TOKENS", "KV", "RETURNS", "USED"]
     with Djinn(url) as djinn:
         ids = [session.id for session in djinn.sessions.list()]
-    assert first[:-1] == ["planner", "team=7", ids[0], "idle", "compute", "device", "3", "16.0", "KiB", "-"]
+    assert first[:-1] == ["planner", "team=7", ids[0], "none", "compute", "device", "3", "16.0", "KiB", "-"]
     assert re.fullmatch(r"\d+[sm]", first[-1])
-    assert second[:-1] == [WIDE, ids[1], "idle", "compute", "-", "0", "-", "-"]
+    assert second[:-1] == [WIDE, ids[1], "none", "compute", "none", "0", "-", "-"]
     assert third[:3] == ["-", ids[2], "paused"]
 
 
@@ -112,7 +112,7 @@ def test_watching_shows_what_comes_and_leaves_the_terminal_as_it_was(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("command", "shows"), [(("ps", "--watch"), "STATE"), (("top",), "turns: 0 running")])
+@pytest.mark.parametrize(("command", "shows"), [(("ps", "--watch"), "TURN"), (("top",), "turns: 0 running")])
 def test_who_watches_sees_the_server_go_and_come_back(tmp_path: Path, command: tuple[str, ...], shows: str) -> None:
     with serve_process(tmp_path) as server, djinn_in_terminal(*command, DJINN_BASE_URL=server.url) as terminal:
         terminal.expect(shows)
