@@ -69,7 +69,7 @@ def test_a_server_that_restarts_comes_back_with_the_true_state(open_page: OpenPa
         messages = page.get_by_role("list", name="Messages")
         expect(messages).to_contain_text(f"{kept[-8:]}: The server is away.")
     expect(status(page)).to_contain_text("away")
-    expect(page.locator(f'tr[data-id="{kept}"]')).to_contain_text("was idle")
+    expect(page.locator(f'tr[data-id="{kept}"]')).to_contain_text("had no turn")
     expect(page.get_by_role("button", name="Close closed")).to_be_disabled()
     expect(page.get_by_role("button", name="New session")).to_be_disabled()
     with serve(state_dir=tmp_path / "state", port=int(url.rpartition(":")[2])):
@@ -80,7 +80,7 @@ def test_a_server_that_restarts_comes_back_with_the_true_state(open_page: OpenPa
         expect(table).to_contain_text("new")
         expect(table).not_to_contain_text("closed")
         expect(page.locator(f'tr[data-id="{kept}"]')).to_contain_text("20")
-        expect(table).not_to_contain_text("was idle")
+        expect(table).not_to_contain_text("had no turn")
         expect(messages.get_by_role("listitem")).to_have_count(0)
         expect(page.get_by_role("button", name="Park kept")).to_be_enabled()
         second = open_page(url)

@@ -75,7 +75,7 @@ function Standing({ desk }) {
 
 function Place({ view }) {
   const { state, checkpoint, tokens } = view;
-  if (!checkpoint) return html`<strong class="state ${state}">${state}</strong> ${counted(tokens, "token")}`;
+  if (!checkpoint) return html`<strong class="state ${state}">${state === "idle" ? "no turn" : state}</strong> ${counted(tokens, "token")}`;
   const { layer, point, pass } = checkpoint;
   return html`
     <strong class="state paused">paused</strong> ${where(point, [layer])} of ${server.value.num_layers - 1}, ${pass} of ${positions(checkpoint)}

@@ -89,7 +89,7 @@ const About = ({ token, position, marks }) => html`
 
 function whyNot({ state }, token) {
   if (token === undefined) return "Choose a token first";
-  return state === "idle" ? null : `The session is ${state}: only an idle one can be rewound`;
+  return state === "idle" ? null : `Its turn is ${state}: only a session without a turn can be rewound`;
 }
 
 async function rewind(id, to_token, chosen) {

@@ -9,7 +9,7 @@ import { isAway, server } from "../state/connection.js";
 import { historyOf } from "../state/history.js";
 import { where } from "../state/points.js";
 import { linkTo } from "../state/route.js";
-import { ids, sessionOf, stateWord } from "../state/sessions.js";
+import { ids, sessionOf, turnWord } from "../state/sessions.js";
 import { overOf } from "../state/turns.js";
 import { Actions } from "./actions.js";
 import { Breakpoints } from "./breakpoints.js";
@@ -42,7 +42,7 @@ export function SessionScreen({ id }) {
 const Heading = ({ view }) => html`
   <header class="heading row">
     <h1 title=${view.id}>${nameOf(view) === shortId(view.id) && "Session "}<${Named} view=${view} /></h1>
-    <span class=${`chip state-${view.state}`}>${stateWord(view)}</span>
+    <span class=${`chip state-${view.state}`}>${turnWord(view)}</span>
     <span class=${`chip phase-${view.phase}`}>phase ${view.phase}</span>
     <span class=${`chip tier-${view.kv.tier ?? "none"}`}>KV ${place(view.kv)}</span>
     ${view.forked_from && html`<span class="chip">fork</span>`}
@@ -105,10 +105,10 @@ function Facts({ view }) {
 
 const Fact = ({ name, children }) => html`<div><dt>${name}</dt><dd>${children}</dd></div>`;
 
-/** KV by tier, with a bar of its share. */
+/** KV by place, with a bar of its share. */
 function Held({ view }) {
   const most = bytesOf(view) || 1;
-  return html`<ul class="held" aria-label="KV by tier">${TIERS.map((tier) => {
+  return html`<ul class="held" aria-label="KV by place">${TIERS.map((tier) => {
     const held = bytesIn(view, tier);
     return html`<li key=${tier}><span>${tier}</span>
       <span class="bar" aria-hidden="true"><span class=${`tier-${tier}`} style=${{ width: `${(100 * held) / most}%` }} /></span>
@@ -139,7 +139,7 @@ function Branch({ node: { id, children }, here, isRoot }) {
   return view && html`<li>
     <span class="node row">
       <a href=${linkTo(view.id)} aria-current=${view.id === here ? "true" : null}><${Named} view=${view} /></a>
-      <span class=${`chip state-${view.state}`}>${stateWord(view)}</span>
+      <span class=${`chip state-${view.state}`}>${turnWord(view)}</span>
       <span class="dim number">${counted(view.tokens, "token")}${origin(view, isRoot)}</span>
     </span>
     ${children.length > 0 && html`<ul>${children.map((child) => html`<${Branch} key=${child.id} node=${child} here=${here} />`)}</ul>`}

@@ -13,7 +13,7 @@ import { isAway } from "../state/connection.js";
 import { complain } from "../state/notices.js";
 import { perKey } from "../state/per_key.js";
 import { go, linkTo } from "../state/route.js";
-import { ids, sessionOf, stateWord } from "../state/sessions.js";
+import { ids, sessionOf, turnWord } from "../state/sessions.js";
 import { clear, folded, grouping, isRoomy, listed, order, rows, sortBy } from "./listing.js";
 import { bytesIn, leftOf, lookOf, tagsOf, tierName, TIERS } from "./looks.js";
 import { creating } from "./open.js";
@@ -37,7 +37,7 @@ const Name = ({ view }) => html`<a class="name" href=${linkTo(view.id)} title=${
 /** In the words of the board, but of a server that is away it is what the session did. */
 function State({ view }) {
   const { key } = lookOf(view);
-  return html`<b class="swatch ${key}" aria-hidden="true"><${Icon} name=${key} /></b>${isAway() ? stateWord(view) : key}`;
+  return html`<b class="swatch ${key}" aria-hidden="true"><${Icon} name=${key} /></b>${isAway() ? turnWord(view) : key}`;
 }
 
 function Tags({ view }) {

@@ -7,7 +7,7 @@ import { html } from "../lib/html.js";
 import { EXPERIMENTS, experimentLink, go, HOME, linkTo } from "../state/route.js";
 import { group, groupings } from "../sessions/listing.js";
 import { creating } from "../sessions/open.js";
-import { all, stateWord } from "../state/sessions.js";
+import { all, turnWord } from "../state/sessions.js";
 import { nextTheme } from "./header.js";
 import { Dialog, helping } from "./dialog.js";
 
@@ -32,7 +32,7 @@ const places = () => [
   { name: "Sessions", about: "all of them", link: HOME },
   { name: "Experiments", about: "activation patching", link: EXPERIMENTS },
   ...all().flatMap((view) => [
-    { name: nameOf(view), about: `${shortId(view.id)}, ${stateWord(view)}`, link: linkTo(view.id) },
+    { name: nameOf(view), about: `${shortId(view.id)}, ${turnWord(view)}`, link: linkTo(view.id) },
     { name: `${nameOf(view)}: inside the model`, about: shortId(view.id), link: linkTo(view.id, "model") },
   ]),
   ...PRESETS.map(({ title, form }) => ({ name: title, about: "an experiment", link: experimentLink(form) })),

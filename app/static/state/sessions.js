@@ -38,8 +38,8 @@ export const all = () => ids.value.map((id) => sessionOf(id).value).filter(Boole
 /** Ids of those whose turns run now. */
 export const running = () => all().filter(({ state }) => state === "running").map(({ id }) => id);
 
-/** The word for a session's state. While the server is away it is what the session did when the page last heard. */
-export const stateWord = ({ state }) => (isAway() ? `was ${state}` : state);
+/** The word for a session's turn. While the server is away it is what the turn did when the page last heard. */
+export const turnWord = ({ state }) => (state === "idle" ? (isAway() ? "had no turn" : "no turn") : isAway() ? `was ${state}` : state);
 
 /** The sessions of a whole snapshot: those that are not in it are gone. */
 export function replaceAll(found) {

@@ -220,7 +220,7 @@ def test_tokens_and_kv_of_anothers_turn_grow_as_they_come(on_roomy: OnSession) -
     page = on_roomy.open()
     count = panel(page, "Conversation").locator(".number").first
     expect(count).to_have_text("0 tokens")
-    held = page.get_by_role("list", name="KV by tier").locator(".number").first
+    held = page.get_by_role("list", name="KV by place").locator(".number").first
     body = {"prompt": "Hello", "max_tokens": LONG, **GREEDY, "stream": True}
     with on_roomy.api.stream("POST", f"/v1/sessions/{on_roomy.id}/generate", json=body) as turn:
         answer = turn.iter_lines()
@@ -269,7 +269,7 @@ def test_the_tree_of_forks_leads_to_each(on: OnSession) -> None:
     assert [link.get_attribute("href") for link in tree.get_by_role("link").all()] == [
         f"#/sessions/{each}" for each in (on.id, child, grandchild)
     ]
-    expect(tree.locator("li li li")).to_contain_text(re.compile(r"idle\s*3 tokens · forked at 3"))
+    expect(tree.locator("li li li")).to_contain_text(re.compile(r"no turn\s*3 tokens · forked at 3"))
     tree.get_by_role("link").last.click()
     expect(page).to_have_url(re.compile(grandchild))
     expect(tree.locator("[aria-current=true]")).to_have_attribute("href", f"#/sessions/{grandchild}")

@@ -129,7 +129,7 @@ def test_a_paused_turn_says_so_and_is_resumed(on: OnSession) -> None:
     expect(banner).to_contain_text("at position 7")
     page.locator(".token").nth(3).click()
     rewind = page.get_by_role("button", name="Rewind to here")
-    expect(rewind).to_have_attribute("title", "The session is paused: only an idle one can be rewound")
+    expect(rewind).to_have_attribute("title", "Its turn is paused: only a session without a turn can be rewound")
     expect(page.locator(".token.generated")).to_have_count(2)
     assert on.view()["checkpoint"]["first"] == 7
     banner.get_by_role("link").click()
