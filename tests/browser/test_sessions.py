@@ -22,25 +22,27 @@ def cells(page: Page, session: str) -> Locator:
 def test_a_session_moves_between_lanes_whose_figures_have_units(open_page: OpenPage, http: httpx.Client) -> None:
     open_page()
     page = open_page()  # hears of the tiers after a moment, as it is not the first: lanes change their widths
-    device, host = (page.get_by_role("region", name=f"{tier} tier") for tier in ("Device", "Host"))
+    device, host = (page.get_by_role("region", name=place, exact=True) for place in ("Device", "Host"))
     expect(device).to_contain_text("Empty. Open a session and send it a prompt")
-    expect(host).to_contain_text(re.compile("free of 16 MiB.*Empty. Park a session"))
-    expect(page.get_by_role("region", name="Disk tier")).to_contain_text("No disk tier")
+    expect(host).to_contain_text(re.compile("0 B of 16 MiB.*Empty. Park a session"))
+    expect(page.get_by_role("region", name="Disk")).to_contain_text("The disk keeps none")
     session = open_session(http, tokens=40, name=(wide := "\u65c5" * 30))
     cell = cells(page, session)
     expect(cell).to_have_attribute("data-tier", "device")
-    expect(cell).to_have_accessible_name(re.compile(f"{wide}, compute; 40 tokens, .* on the device"))
-    expect(cell).to_have_text(re.compile("^ \u65c5+…$"))
-    assert cell.evaluate("cell => cell.scrollWidth <= cell.clientWidth")
+    expect(cell).to_have_accessible_name(re.compile(f"{wide}, phase compute; 40 tokens, .* on the device"))
+    expect(cell).to_contain_text("40 tok")
+    cut = "head => head.scrollWidth > head.clientWidth && getComputedStyle(head).textOverflow"
+    assert cell.locator(".head").evaluate(cut) == "ellipsis"
     expect(row(page, session).get_by_text(session[-8:])).to_be_in_viewport(ratio=1)
     expect(device).not_to_contain_text("Empty.")
-    expect(page.get_by_role("main")).to_contain_text(re.compile(r"KiB owned.*free of 4\.0 MiB.*Weights: "))
+    expect(page.get_by_role("main")).to_contain_text(re.compile(r"48 KiB of 4\.0 MiB 1.*Weights: "))
     charts = page.get_by_role("region", name="Activity")
     expect(charts.get_by_role("img", name=re.compile("^Last hour, Device: 48 KiB owned"))).to_be_visible()
     expect(charts.get_by_role("img", name=re.compile("Queue: 0 running, .* 0 waiting"))).to_be_visible()
     signal(http, session, "io_wait")
     expect(cell).to_have_attribute("data-tier", "host")
-    expect(cell).to_have_accessible_name(re.compile(f"{wide}, io_wait; .* on the host"))
+    expect(cell).to_have_accessible_name(re.compile(f"{wide}, phase io_wait; .* on the host"))
+    expect(cell).to_have_class(re.compile("parked"))
 
     def is_in_lane() -> bool:
         boxes: list[Any] = [host.bounding_box(), cell.bounding_box()]
@@ -59,11 +61,11 @@ def test_arrow_keys_go_to_cells_whose_tips_tell_what_they_hold(open_page: OpenPa
     http.post(f"/v1/sessions/{on_host}/phase", json=parked).raise_for_status()
     page = open_page()
     expect(cells(page, on_host)).to_have_attribute("data-tier", "host")
-    page.get_by_role("group", name="Board of sessions by tier").focus()
+    page.get_by_role("group", name="Board of sessions by place").focus()
     page.keyboard.press("ArrowDown")
     expect(cells(page, on_device)).to_be_focused()
     tip = page.get_by_role("tooltip")
-    for text in (on_device, "name: abo�ve, team: blue", "40 tokens", "48 KiB on the device", "Doingcompute", "prefill"):
+    for text in (on_device, "name: abo�ve, team: blue", "40 tokens", "48 KiB on the device", "Phasecompute", "prefill"):
         expect(tip).to_contain_text(text)
     page.keyboard.press("ArrowRight")
     expect(cells(page, on_host)).to_be_focused()
@@ -83,7 +85,7 @@ def test_a_thousand_sessions_are_shown_and_followed(open_page: OpenPage) -> None
         page = open_page(url)
         with ThreadPoolExecutor(4) as pool:
             sessions = [open_session(http, tokens=4, name=f"agent-no-{at + 10}") for at in range(40)]
-            expect(page.locator(".cell")).to_have_text([re.compile(f"^ ag.*-{at + 10}$") for at in range(40)])
+            expect(page.locator(".cell")).to_have_text([re.compile(f"^agent-no-{at + 10} 4 tok$") for at in range(40)])
             opened = pool.map(lambda at: open_session(http, tokens=4 * (at < 200), name=f"{at}"), range(40, 1000))
             sessions += list(opened)
         expect(page.locator(".cell")).to_have_count(200)
@@ -112,14 +114,14 @@ def test_filters_by_text_and_by_what_sessions_do(open_page: OpenPage, http: http
     assert http.post(f"/v1/sessions/{paused}/generate", json=turn).json()["status"] == "paused"
     page = open_page()
     expect(rows(page)).to_have_count(3)
-    for title, value, shown in (("State", "paused", paused), ("Tier", "none", empty)):
+    for title, value, shown in (("Turn", "paused", paused), ("Place", "none", empty)):
         expect(facet(page, title, value)).to_have_text(re.compile("1$"))
         facet(page, title, value).click()
         expect(rows(page)).to_contain_text([shown[-8:]])
         facet(page, title, value).click()
     page.get_by_label("Find an id or a tag").fill("BOB")
     expect(rows(page)).to_contain_text([held[-8:]])
-    expect(facet(page, "State", "compute")).to_have_text(re.compile("1$"))
+    expect(facet(page, "Phase", "compute")).to_have_text(re.compile("1$"))
     expect(page.locator(f'.cell[data-id="{paused}"]')).to_be_disabled()
     page.get_by_label("Find an id or a tag").fill("nobody")
     expect(page.get_by_role("main")).to_contain_text("No session passes the filters")
@@ -127,23 +129,27 @@ def test_filters_by_text_and_by_what_sessions_do(open_page: OpenPage, http: http
     expect(rows(page)).to_have_count(3)
 
 
-def test_who_holds_the_most_is_one_click_away_and_no_copy_counts(open_page: OpenPage, http: httpx.Client) -> None:
-    sessions = [open_session(http, tokens=tokens, name=f"of {tokens}") for tokens in (512, 128, 300)]
+def test_who_holds_the_most_has_the_largest_cell_and_is_one_click_away_and_no_copy_counts(
+    open_page: OpenPage, http: httpx.Client
+) -> None:
+    sessions = [open_session(http, tokens=tokens, name=f"of {tokens}") for tokens in (992, 256, 300)]
     http.get(f"/v1/sessions/{sessions[2]}/export").raise_for_status()
     wait_until(http, sessions[2], lambda view: view["kv"]["device_bytes"] == view["kv"]["host_bytes"] > 0)
     page = open_page()
     expect(rows(page).first).to_have_attribute("data-id", sessions[2])  # the newest
     page.get_by_role("button", name="Biggest first").click()
     expect(rows(page).first).to_have_attribute("data-id", sessions[0])
-    expect(rows(page).first).to_contain_text("512 KiB")
+    expect(rows(page).first).to_contain_text("992 KiB")
     for _ in range(2):
         page.get_by_role("button", name="Tokens", exact=True).click()
     expect(rows(page).first).to_have_attribute("data-id", sessions[1])
-    expect(page.get_by_role("group", name="Board").locator("..")).to_contain_text("once in a lane's figures")
-    boxes: list[Any] = [cells(page, session).bounding_box() for session in sessions[:2]]
-    areas = [box["width"] * box["height"] for box in boxes]
-    assert areas[0] / areas[1] == pytest.approx(4, rel=0.25)
-    expect(cells(page, sessions[1])).to_have_text("of 128")
+    expect(page.get_by_title("What they share counts once").first).to_be_visible()
+    drawn = [cells(page, session).first for session in sessions]
+    boxes: list[Any] = [each.bounding_box() for each in (*drawn, page.locator(".field").first)]
+    largest, small, other, lane = (box["width"] * box["height"] for box in boxes)
+    assert largest / small == pytest.approx(4, rel=0.25)
+    assert (largest + small + other) / lane == pytest.approx(992 / 4096, rel=0.15), "they share the first tokens"
+    expect(cells(page, sessions[1])).to_have_text("of 256 256 tok")
     assert page.locator(".table-frame").evaluate("frame => frame.scrollWidth <= frame.clientWidth")
 
 
@@ -235,7 +241,7 @@ def test_groups_fold_and_park_and_an_address_keeps_the_looks(open_page: OpenPage
     expect(roomy).to_have_attribute("aria-pressed", "true")
     expect(heads).to_have_count(3)
     page.keyboard.press("Control+k")
-    page.get_by_role("combobox", name="Name").fill("by state")
+    page.get_by_role("combobox", name="Name").fill("by phase")
     page.keyboard.press("Enter")
     expect(heads).to_contain_text(["compute 3 sessions · 64 KiB", re.compile("io_wait 2 .* (64|96) KiB")])
 

@@ -5,14 +5,15 @@ import { memory } from "../state/memory.js";
 import { perKey } from "../state/per_key.js";
 import { heed, tell } from "../state/route.js";
 import { all, revision } from "../state/sessions.js";
-import { bytesIn, bytesOf, leftOf, lookOf, LOOKS, placeOf, tagsOf, TIERS } from "./looks.js";
+import { bytesIn, bytesOf, leftOf, lookOf, looksOf, placeOf, tagsOf, TIERS } from "./looks.js";
 
 /** What may be chosen; sessions pass that have one of the chosen values, or any if none is chosen. */
 export const FACETS = [
-  { key: "state", title: "State", values: LOOKS.map(({ key }) => key), of: (view) => lookOf(view).key },
-  { key: "tier", title: "Tier", values: ["device", "host", "disk", "moving", "none"], of: placeOf },
+  { key: "turn", title: "Turn", values: ["none", ...looksOf("turn")], of: ({ state }) => (state === "idle" ? "none" : state) },
+  { key: "phase", title: "Phase", values: looksOf("phase"), of: ({ phase }) => phase },
+  { key: "place", title: "Place", values: [...TIERS, "none"], of: placeOf },
 ];
-const NONE = { state: [], tier: [] };
+const NONE = { turn: [], phase: [], place: [] };
 
 export const text = perKey("");
 /** The chosen values by facet. */
@@ -31,7 +32,7 @@ export const isRoomy = signal(false);
 /** What a column is sorted by. */
 const ORDERS = {
   name: (view) => nameOf(view).toLowerCase(),
-  state: (view) => lookOf(view).key,
+  turn: (view) => lookOf(view).key,
   tokens: (view) => view.tokens,
   bytes: bytesOf,
   device: (view) => bytesIn(view, "device"),

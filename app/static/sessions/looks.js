@@ -1,30 +1,30 @@
-// How a session looks: one word, icon and colour for what it is doing. Its state tells first, then its phase.
+// How a session looks: one word, icon and colour for what it is doing. Its turn tells first, then its phase.
 
-/** In the order of the legend. `key` is the word, the class of a cell, and its icon. */
+/** In the order of the legend. `key` is the word, the class of a cell, and its icon; `of` is what it is a word of. */
 export const LOOKS = [
-  { key: "running", means: "a turn computes" },
-  { key: "queued", means: "a turn waits for its first step" },
-  { key: "paused", means: "a turn stands at a breakpoint" },
-  { key: "compute", means: "no turn: its next call is near" },
-  { key: "ready", means: "no turn: KV comes back for the next" },
-  { key: "io_wait", means: "no turn: a tool runs" },
-  { key: "idle", means: "no turn: gone for long" },
+  { key: "running", of: "turn", means: "it computes" },
+  { key: "queued", of: "turn", means: "it waits for its first step" },
+  { key: "paused", of: "turn", means: "it stands at a breakpoint" },
+  { key: "compute", of: "phase", means: "its next call is near" },
+  { key: "ready", of: "phase", means: "its KV comes back for the next call" },
+  { key: "io_wait", of: "phase", means: "a tool runs" },
+  { key: "idle", of: "phase", means: "gone for long" },
 ];
 const BY_KEY = new Map(LOOKS.map((look) => [look.key, look]));
+/** The words of turns, or of phases. */
+export const looksOf = (kind) => LOOKS.flatMap(({ key, of }) => (of === kind ? [key] : []));
 
 export const lookOf = ({ state, phase }) => BY_KEY.get(state === "idle" ? phase : state);
+export const phaseOf = ({ phase }) => BY_KEY.get(phase);
 
 export const TIERS = ["device", "host", "disk"];
 export const tierName = { device: "Device", host: "Host", disk: "Disk" };
 
-/** What a filter calls the place of a session's KV. */
-export function placeOf({ kv }) {
-  if (kv.tier === null) return "none";
-  return kv.tier.startsWith("to_") ? "moving" : kv.tier;
-}
-
 /** Bytes of KV in one tier. */
 export const bytesIn = ({ kv }, tier) => kv[`${tier}_bytes`];
+
+/** The place of a session's KV: the fastest that has some of it. */
+export const placeOf = (view) => TIERS.find((tier) => bytesIn(view, tier) > 0) ?? "none";
 
 /** Bytes of a session's KV. A copy does not make it larger. */
 export const bytesOf = (view) => Math.max(...TIERS.map((tier) => bytesIn(view, tier)));

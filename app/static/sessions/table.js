@@ -24,7 +24,7 @@ const size = (count) => (count === 0 ? html`<span class="dim">${bytes(0)}</span>
 const COLUMNS = [
   { title: "Session", by: "name", width: 176, grows: true, onPhone: 114, cell: (view) => html`<${Name} view=${view} />` },
   { title: "Tags", width: 128, grows: true, cell: (view) => html`<${Tags} view=${view} />` },
-  { title: "State", by: "state", width: 104, onPhone: 96, cell: (view) => html`<${State} view=${view} />` },
+  { title: "Turn, phase", about: "what its turn does, or without one the phase that its client has said", by: "turn", width: 104, onPhone: 96, cell: (view) => html`<${Doing} view=${view} />` },
   { title: "Tokens", by: "tokens", width: 64, onPhone: 60, isNumber: true, cell: (view) => number(view.tokens) },
   ...TIERS.map((by) => ({ title: tierName[by], by, width: 68, isNumber: true, cell: (view) => size(bytesIn(view, by)) })),
   { title: "Queue, restore, prefill", about: "what the last turn's first token waited for", by: "resume", width: 184, isNumber: true, cell: (view) => html`<${Resume} ...${view.usage.resume_ms} />` },
@@ -35,7 +35,7 @@ const COLUMNS = [
 const Name = ({ view }) => html`<a class="name" href=${linkTo(view.id)} title=${view.id}><${Named} view=${view} /></a>`;
 
 /** In the words of the board, but of a server that is away it is what the session did. */
-function State({ view }) {
+function Doing({ view }) {
   const { key } = lookOf(view);
   return html`<b class="swatch ${key}" aria-hidden="true"><${Icon} name=${key} /></b>${isAway() ? turnWord(view) : key}`;
 }
@@ -95,7 +95,7 @@ function Title({ title, about, by, isNumber }) {
   const isSorted = by !== undefined && order.value.by === by;
   const sort = isSorted ? (order.value.down ? "descending" : "ascending") : null;
   return html`<th scope="col" class=${isNumber ? "number" : null} aria-sort=${sort} title=${about}>
-    ${by === undefined ? title : html`<button class="quiet" onClick=${() => sortBy(by)}>${title}<span aria-hidden="true">${sort && (order.value.down ? " ↓" : " ↑")}</span></button>`}
+    ${by === undefined ? title : html`<button class="quiet" onClick=${() => sortBy(by)}>${title}${sort && html` <${Icon} name=${sort} />`}</button>`}
   </th>`;
 }
 
@@ -115,7 +115,7 @@ function Group({ name, ids, bytes: held, isFolded, index }) {
   const fold = () => (folded.value = isFolded ? folded.value.filter((each) => each !== name) : [...folded.value, name]);
   return html`<tr class="group" aria-rowindex=${index + 2}>
     <td colspan=${columns.value.length - !isPhone.value}><button class="quiet" aria-expanded=${!isFolded} onClick=${fold}>
-      <span aria-hidden="true">${isFolded ? "▸" : "▾"}</span> ${name || `no ${grouping.value}`}</button> <span class="dim" title="Shared KV counts for each, up to what its tier holds">${counted(ids.length, "session")} · ${bytes(held)}</span></td>
+      <${Icon} name=${isFolded ? "folded" : "open"} /> ${name || `no ${grouping.value}`}</button> <span class="dim" title="Shared KV counts for each, up to what its tier holds">${counted(ids.length, "session")} · ${bytes(held)}</span></td>
     <td class="actions" colspan=${isPhone.value ? 1 : 2}><div><${More} name=${name || "no group"} ids=${ids}><${Together} ids=${ids} of=${` of ${name}`} /><//></div></td>
   </tr>`;
 }

@@ -1,9 +1,9 @@
-// The board: every session where its KV is, on the device, the host or the disk, as a button as large as its bytes there.
-// The arrow keys walk on it.
+// The board: every session where its KV is, on the device, the host or the disk, as a button that is as large a part of the
+// lane as its KV is of the place. The arrow keys walk on it.
 import { useComputed } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { now, second } from "../../lib/clock.js";
-import { bytes, counted, nameOf, percent, place, seconds, waits } from "../../lib/format.js";
+import { bytes, counted, nameOf, number, percent, place, seconds, short, waits } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
 import { Icon } from "../../shell/icons.js";
 import { memory } from "../../state/memory.js";
@@ -11,8 +11,8 @@ import { perKey } from "../../state/per_key.js";
 import { go, linkTo } from "../../state/route.js";
 import { sessionOf } from "../../state/sessions.js";
 import { passing } from "../listing.js";
-import { bytesIn, leftOf, lookOf, LOOKS, tagsOf, tierName, TIERS } from "../looks.js";
-import { corners, crowded, drawn, keepPlan, placesOf, resize, without } from "./plan.js";
+import { bytesIn, leftOf, lookOf, LOOKS, phaseOf, tagsOf, tierName, TIERS } from "../looks.js";
+import { corners, drawn, keepPlan, more, placesOf, resize, without } from "./plan.js";
 
 export function Board() {
   const board = useRef(null);
@@ -23,7 +23,7 @@ export function Board() {
   const point = (event) => pointAt(cellOf(event), board.current);
   return html`<div class="board-frame">
     <div
-      class="board" ref=${board} tabindex="0" role="group" aria-label="Board of sessions by tier" aria-describedby="board-help"
+      class="board" ref=${board} tabindex="0" role="group" aria-label="Board of sessions by place" aria-describedby="board-help"
       onClick=${open} onKeyDown=${(event) => walk(event, board.current)} onPointerOver=${point} onFocusIn=${point}
       onPointerLeave=${() => pointAt(null)} onFocusOut=${() => pointAt(null)}
     >
@@ -41,13 +41,13 @@ const WHERE = {
   disk: "files, one for each session",
 };
 const WITHOUT = {
-  host: "No host tier: KV that leaves the device is dropped.",
-  disk: "No disk tier: the server has no state folder.",
+  host: "The host keeps none: KV that leaves the device is dropped.",
+  disk: "The disk keeps none: the server has no state folder.",
 };
 const NOTHING = {
   device: "Empty. Open a session and send it a prompt, here or with the API: its KV appears in this lane.",
   host: "Empty. Park a session: its KV comes here, until it is called back.",
-  disk: "Empty. KV comes here when its session is away for long, or the host is full.",
+  disk: "Empty. KV comes here when its session is gone for long, or the host is full.",
 };
 
 const Lanes = () => TIERS.map((tier) => html`<${LaneGround} key=${tier} tier=${tier} />`);
@@ -55,89 +55,46 @@ const Lanes = () => TIERS.map((tier) => html`<${LaneGround} key=${tier} tier=${t
 function LaneGround({ tier }) {
   const view = memory.value;
   const use = view?.data[tier];
-  return html`<section class=${`lane ${tier} ${use?.total_bytes === 0 ? "without" : ""}`} aria-label=${`${tierName[tier]} tier`}>
+  const missed = more.value[tier];
+  return html`<section class=${`lane ${tier} ${use?.total_bytes === 0 ? "without" : ""}`} aria-label=${tierName[tier]}>
     <header>
       <h2 title=${WHERE[tier]}>${tierName[tier]}</h2>
-      <span class="dim">${view && use?.total_bytes !== 0 && counted(view.sessions_by_tier[tier], "session")}</span>
-      <${Budget} use=${use} tier=${tier} />
-      <p class="figures">${use && html`<${Figures} ...${use} />`}</p>
+      ${use?.total_bytes > 0 && html`<${Used} ...${use} />
+        <p class="figures"><span>${counted(view.sessions_by_tier[tier], "session")}</span>
+          <span title="kept for reuse only, gives way"><i class="key cached"></i>${bytes(use.cached_bytes)} cached</span>
+          ${missed > 0 && html`<b title="too small to draw: the table has all">+ ${number(missed)} more</b>`}</p>`}
     </header>
-    <div class="field" data-tier=${tier}><p class="dim">${use && said(tier, use)}</p></div>
+    <div class="field" data-tier=${tier}>
+      <p class="dim">${use && said(tier, use)}</p>
+      <i class="cached" style=${{ height: `${(100 * use?.cached_bytes) / use?.total_bytes || 0}%` }}></i>
+    </div>
   </section>`;
 }
 
 const said = (tier, use) => (use.total_bytes === 0 ? WITHOUT[tier] : use.owned_bytes === 0 ? NOTHING[tier] : null);
 
-function Budget({ use, tier }) {
-  const total = use?.total_bytes ?? 0;
-  const share = (count) => ({ width: total ? `${(100 * count) / total}%` : "0" });
-  const used = total ? percent((use.owned_bytes + use.cached_bytes) / total) : "unknown";
-  return html`<div class="budget" role="img" aria-label=${`${tierName[tier]}: ${used} of the budget in use`}>
-    <i class="owned" style=${share(use?.owned_bytes ?? 0)}></i><i class="cached" style=${share(use?.cached_bytes ?? 0)}></i>
-  </div>`;
-}
-
-const Figures = ({ total_bytes: total, owned_bytes: owned, cached_bytes: cached }) => html`
-  <span title="held by sessions"><i class="key owned"></i>${bytes(owned)} owned</span>
-  <span title="kept for reuse only, gives way"><i class="key cached"></i>${bytes(cached)} cached</span>
-  <span title="room for more"><i class="key free"></i>${bytes(Math.max(0, total - owned - cached))} free of ${bytes(total)}</span>
-`;
+const Used = ({ total_bytes: total, owned_bytes: owned }) => html`<p class="used" title="What sessions hold of it. What they share counts once: their cells are smaller then."><b>${bytes(owned)}</b> of ${bytes(total)} <span class="dim">${percent(owned / total)}</span></p>`;
 
 const Cells = () => html`<div class="cells">
   ${drawn.value.map((id) => html`<${Cell} key=${id} id=${id} />`)}
 </div>`;
 
-function Legend() {
-  return html`<div class="legend">
-    ${LOOKS.map(
-      ({ key, means }) => html`<span title=${means}><b class="swatch ${key}" aria-hidden="true"><${Icon} name=${key} /></b>${key}</span>`,
-    )}
-    <span title="the same KV in a second place"><b class="swatch copy" aria-hidden="true"></b>copy</span>
-    <${Rest} />
-    <span class="hidden" id="board-help">Arrow keys go from session to session, Enter opens one.</span>
-  </div>`;
-}
+const Legend = () => html`<div class="legend">
+  ${["turn", "phase"].map((kind) => html`<span><b>${kind}</b>${LOOKS.filter(({ of }) => of === kind).map(
+    ({ key, means }) => html`<span title=${means}><b class="swatch ${key}" aria-hidden="true"><${Icon} name=${key} /></b>${key}</span>`,
+  )}</span>`)}
+  <span title="the same KV in a second place"><b class="swatch copy" aria-hidden="true"></b>copy</span>
+  <${Rest} />
+  <span class="hidden" id="board-help">Arrow keys go from session to session, Enter opens one.</span>
+</div>`;
 
 /** What the board does not show: the weights on the device, and sessions that have no cell. */
 function Rest() {
-  const { counts, text } = memory.value ?? {};
+  const { text } = memory.value ?? {};
   return html`<span class="rest">
     ${text && `Weights: ${bytes(text.kept_bytes + text.ring_bytes)} of the device${text.ring_bytes > 0 ? `, ${bytes(text.ring_bytes)} of it streamed through` : ""}. `}
-    ${counts && "Shared KV is in each cell, and once in a lane's figures; "}${counted(without.value, "session")} without KV
-    ${crowded.value > 0 && `, ${counted(crowded.value, "cell")} too many to draw: the table has all`}
+    ${counted(without.value, "session")} without KV
   </span>`;
-}
-
-/** Pixels: letters at most, what is beside a name, the least for more than initials, the height of a cell with a name. */
-const [SIZE, BESIDE, LEAST_WIDTH, LEAST_HEIGHT] = [12, 25, 40, 12];
-
-const pen = Object.assign(document.createElement("canvas").getContext("2d"), { font: `${SIZE}px system-ui, sans-serif` });
-const widths = new Map();
-function widthOf(letter) {
-  if (!widths.has(letter)) widths.set(letter, pen.measureText(letter).width);
-  return widths.get(letter);
-}
-
-const letters = new Intl.Segmenter();
-const lettersOf = (text) => [...letters.segment(text)].map(({ segment }) => segment);
-
-function within(all, room) {
-  const next = all.findIndex((letter) => (room -= widthOf(letter)) < 0);
-  return next < 0 ? all : all.slice(0, next);
-}
-
-const sizeIn = ({ height }) => Math.min(SIZE, height - 3);
-
-/** As much of a name as its cell has room for, with the end in which agents of one kind differ; a small cell has initials and
- * numbers. */
-function fitted(name, { width, height }) {
-  const [all, room] = [lettersOf(name), ((width - BESIDE) * SIZE) / sizeIn({ height })];
-  if (height < LEAST_HEIGHT) return "";
-  if (within(all, room) === all) return name;
-  const end = `…${name.match(/(\W\w{1,3}|\d{1,3})$/)?.[0] ?? ""}`;
-  if (room > LEAST_WIDTH) return within(all, lettersOf(end).reduce((rest, letter) => rest - widthOf(letter), room)).join("") + end;
-  const words = name.match(/[\p{L}\p{N}\p{M}]+/gu) ?? [];
-  return within(words[1] ? words.map((word) => (/^\d/.test(word) ? word : lettersOf(word)[0])) : all, room).join("");
 }
 
 function Cell({ id }) {
@@ -156,24 +113,29 @@ function Cell({ id }) {
   );
 }
 
+/** The number at the end of a long name, by which agents of one kind differ: it stays if the name is cut. */
+const TAIL = /(?<=.{5})\W?\d{1,3}$/su;
+const PARKED = ["io_wait", "idle"];
+/** Their KV is on its way to the device, or will be soon. */
+const CALLED = ["running", "queued", "ready"];
+
 function Spot({ view, tier, place, isCopy, glides, passes }) {
-  const look = lookOf(view);
-  const moves = view.kv.tier?.startsWith("to_") && !isCopy;
-  const left = leftOf(view, now.value);
+  const [look, left, name] = [lookOf(view), leftOf(view, now.value), nameOf(view)];
   const [x, y] = corners.value[tier];
-  const marks = `${isCopy ? "copy" : ""} ${moves ? "moves" : ""} ${glides ? "glides" : ""} ${left < 0 ? "late" : ""}`;
+  const [tail] = name.match(TAIL) ?? [];
+  const isCalled = CALLED.includes(look.key) && !isCopy && (tier !== "device" || view.kv.tier === "to_device");
+  const marks = `${isCopy ? "copy" : ""} ${PARKED.includes(look.key) ? "parked" : ""} ${isCalled ? "comes" : ""} ${glides ? "glides" : ""} ${left < 0 ? "late" : ""}`;
   return html`<button
     class="cell ${look.key} ${marks}"
     style=${{
       transform: `translate(${x + place.x}px, ${y + place.y}px)`,
       width: `${place.width}px`,
       height: `${place.height}px`,
-      "--full": `${Math.round((115 * bytesIn(view, tier)) / place.holds)}%`, // a sliver that is free would be none
-      fontSize: `${sizeIn(place)}px`,
+      "--full": `${place.full}%`,
     }}
     tabindex="-1" disabled=${!passes} data-id=${view.id} data-tier=${tier}
     aria-label=${sayAll(view, tier, isCopy)}
-  >${left === null ? html`<${Icon} name=${look.key} />` : html`<${Ring} view=${view} />`}${` ${fitted(nameOf(view), place)}`}</button>`;
+  >${left === null ? html`<${Icon} name=${look.key} />` : html`<${Ring} view=${view} />`}<span class="head">${tail ? name.slice(0, -tail.length) : name}</span>${tail && html`<span class="tail">${tail}</span>`} <span class="tokens">${short(view.tokens)} tok</span></button>`;
 }
 
 /** Seconds: a ring that has longer to go need not be drawn each second. */
@@ -193,10 +155,11 @@ function linesOf(view, tier) {
     [nameOf(view), view.id],
     ...(view.tenant === null ? [] : [["Tenant", view.tenant]]),
     ...(tagsOf(view).length ? [["Metadata", tagsOf(view).join(", ")]] : []),
-    ["Doing", `${lookOf(view).key}: ${lookOf(view).means}`],
+    ["Turn", view.state === "idle" ? "none" : `${view.state}: ${lookOf(view).means}`],
+    ["Phase", `${view.phase}: ${phaseOf(view).means}`],
     ...(view.returns_at === null ? [] : [["Returns", returnOf(view)]]),
     ["Tokens", counted(view.tokens, "token")],
-    ["KV", `${bytes(bytesIn(view, tier))} on the ${tier}${view.kv.tier?.startsWith("to_") ? `, ${place(view.kv)}` : ""}`],
+    ["Place", `${bytes(bytesIn(view, tier))} on the ${tier}${view.kv.tier?.startsWith("to_") ? `, ${place(view.kv)}` : ""}`],
     ...copies.map((each) => ["Copy", `${bytes(bytesIn(view, each))} on the ${each}`]),
     ["Last resume", waits(view.usage.resume_ms)],
   ];
@@ -209,7 +172,7 @@ function returnOf(view) {
 
 const sayAll = (view, tier, isCopy) =>
   [
-    `${nameOf(view)}, ${lookOf(view).key}`,
+    `${nameOf(view)}, ${lookOf(view).of} ${lookOf(view).key}`,
     `${counted(view.tokens, "token")}, ${isCopy ? "copy of " : ""}${bytes(bytesIn(view, tier))} on the ${tier}`,
     `phase ${view.phase}${view.returns_at === null ? "" : `, returns ${returnOf(view)}`}; session ${view.id}`,
     ...tagsOf(view),

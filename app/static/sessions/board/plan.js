@@ -1,105 +1,151 @@
-// Keeps the layout true to the sessions, once a frame at most, and tells each cell where it is.
+// Where each session is drawn. A lane is as large as what its place can hold, and a cell as large as its KV there: a full
+// lane is full. Lanes are tiled anew when KV moves, and with each news of memory as KV grows.
 import { batch, effect, signal, untracked } from "@preact/signals";
+import { memory } from "../../state/memory.js";
 import { perSession } from "../../state/per_key.js";
-import { all, ids, revision, sessionOf } from "../../state/sessions.js";
-import { TIERS, bytesOf } from "../looks.js";
-import { Layout } from "./layout.js";
+import { all, ids, revision } from "../../state/sessions.js";
+import { TIERS, bytesIn, bytesOf } from "../looks.js";
 
 /** Ids of the sessions that have cells. */
 export const drawn = signal([]);
 /** Pixels from the corner of the board to the corner of each lane's field: `[x, y]`. */
 export const corners = signal({ device: [0, 0], host: [0, 0], disk: [0, 0] });
-/** How many cells found no room. */
-export const crowded = signal(0);
+/** How many sessions of each lane found no room in it. */
+export const more = signal({});
 /** How many sessions hold no KV. */
 export const without = signal(0);
 
+/** Cells are this much wider than high, about. */
+const ASPECT = 3;
+/** Least areas of a cell in pixels: the first with room for all is used, so cells have names as long as they can. */
+const LEAST = [3000, 2400, 2000, 1600, 1300, 1000, 700, 450, 240];
+/** Share of a lane that cells may fill though their KV is less; and how much more than their KV beyond that: others give way. */
+const [ROOMY, SLACK] = [0.6, 0.1];
 /** Most cells that glide at once, and for how long: each one is a layer for the browser. Others jump. */
 const MOST_GLIDES = 16;
 const GLIDE_MS = 450;
-const LOOK_MS = 1000;
 
-const layout = new Layout();
-let placed = new Map();
 let size = { width: 0, height: 0 };
 let frame = null;
 let glides = 0;
-let lookedAt = 0;
+/** What was tiled last: the news of memory, who has KV where, and how much of it counts where sessions share KV. */
+let [news, held, shares] = [null, "", {}];
 
-/** The signal of where a session is: `spots` has its rectangles by tier, `{device: {x, y, width, height}}`, without the
- * tiers that hold none. While it `glides` it is on its way there. */
+/** The signal of where a session is: `spots` has its rectangles by tier, `{device: {x, y, width, height, full}}`, without
+ * the tiers that hold none; `full` is the part of it that its KV takes. While it `glides` it is on its way there. */
 export const placesOf = perSession({ spots: {}, glides: false });
 
 /** Follow the sessions until the function that this answers is called. */
 export function keepPlan() {
   const stop = effect(() => {
-    void revision.value;
+    void [revision.value, memory.value];
     frame ??= requestAnimationFrame(update);
   });
-  return () => (stop(), cancelAnimationFrame(frame), (frame = null));
+  return () => (stop(), cancelAnimationFrame(frame), (frame = news = null));
 }
 
 /** The lanes have another size. */
 export function resize(width, height) {
   if (size.width === width && size.height === height) return;
-  size = { width, height };
-  placed = new Map();
+  [size, news] = [{ width, height }, null];
   frame ??= requestAnimationFrame(update);
 }
 
+const holders = (views) => views.map((view) => view.id + TIERS.map((tier) => Math.sign(bytesIn(view, tier)))).join();
+
 function update() {
   frame = null;
-  if (size.width === 0) return;
-  untracked(() => batch(() => (placed.size === 0 || !follow(all()) ? arrange(all()) : null)));
+  const [views, { data } = {}] = [all(), memory.peek() ?? {}];
+  const now = holders(views);
+  if (!size.width || !data || (news === data && held === now)) return;
+  const mayGlide = news !== null && held !== now;
+  const each = (tell) => Object.fromEntries(TIERS.map((tier) => [tier, tell(tier)]));
+  if (news !== data) shares = each((tier) => Math.min(1, data[tier].owned_bytes / sum(views.map((view) => bytesIn(view, tier)))) || 1);
+  [news, held] = [data, now];
+  const lanes = each((tier) => lane(tier, views, data[tier].total_bytes));
+  untracked(() => batch(() => {
+    publish(views, lanes, mayGlide);
+    drawn.value = ids.value;
+    without.value = views.filter((view) => bytesOf(view) === 0).length;
+    more.value = each((tier) => lanes[tier].missed);
+  }));
 }
 
-/** Place what has changed; false if all must be placed anew. */
-function follow(views) {
-  if (isTimeToLook() && layout.isOutgrown(views, size.width, size.height)) return false;
-  for (const id of [...placed.keys()]) if (sessionOf(id).value === null) drop(id);
-  let hasRoom = true;
-  for (const view of views) {
-    if (placed.get(view.id) === view) continue;
-    hasRoom = layout.place(view) && hasRoom;
-    placed.set(view.id, view);
-    publish(view.id, true);
+const sum = (numbers) => numbers.reduce((one, other) => one + other, 0);
+
+/** The rectangles in one lane by session, and how many `missed` have none: those with the least. */
+function lane(tier, views, total) {
+  const area = size.width * size.height;
+  // The largest first, in steps of twice as much: one that grows seldom changes its place.
+  const step = (view) => Math.floor(Math.log2(bytesIn(view, tier)));
+  const found = views.filter((view) => bytesIn(view, tier)).sort((one, other) => step(other) - step(one));
+  const own = found.map((view) => bytesIn(view, tier) * shares[tier]);
+  const scale = area / Math.max(total, sum(own));
+  const room = Math.max(ROOMY, (scale * sum(own)) / area + SLACK) * area;
+  const atLeast = (least) => own.map((bytes) => Math.max(bytes * scale, least));
+  const wanted = atLeast(LEAST.find((least) => sum(atLeast(least)) <= room) ?? LEAST.at(-1));
+  while (sum(wanted) > (1 + SLACK) * area) wanted.pop();
+  const taken = Math.min(area, sum(wanted));
+  const areas = wanted.map((each) => (each * taken) / sum(wanted));
+  const height = Math.min(size.height, Math.max(taken / size.width, Math.sqrt(areas[0] / ASPECT)));
+  const tiles = tile(areas, size.width / ASPECT, height, true) ?? tile(areas, taken / height / ASPECT, height);
+  const spots = tiles.map(([left, top, right, bottom]) => {
+    const [x, y] = [Math.round(left * ASPECT), Math.round(top)];
+    return { x, y, width: Math.max(4, Math.round(right * ASPECT) - x - 2), height: Math.max(4, Math.round(bottom) - y - 2) };
+  });
+  const full = (index) => Math.min(100, Math.round((100 * own[index] * scale) / areas[index]));
+  return { spots: new Map(spots.map((spot, index) => [found[index].id, { ...spot, full: full(index) }])), missed: found.length - spots.length };
+}
+
+/** Rectangles of these areas (in units that make a good cell a square) that fill `width` by `height`: `[left, top, right,
+ * bottom]`. They stand in strips along the shorter side of what is free, as many in each as makes them squarest. If they
+ * are `few`, a strip with much room leaves some free; null if there is too little room for that. */
+function tile(areas, width, height, few = false) {
+  const tiles = [];
+  let [x, y] = [0, 0];
+  while (tiles.length < areas.length) {
+    const [isWide, side] = [width - x > height - y, Math.min(width - x, height - y)];
+    const [strip, least] = stripOf(areas.slice(tiles.length).map((area) => area / ASPECT), side);
+    const thick = few ? Math.max(least, Math.sqrt(strip[0])) : least;
+    if (few && thick > (isWide ? width - x : height - y)) return null;
+    let along = isWide ? y : x;
+    for (const area of strip) {
+      const end = along + area / thick;
+      tiles.push(isWide ? [x, along, x + thick, end] : [along, y, end, y + thick]);
+      along = end;
+    }
+    if (isWide) x += thick;
+    else y += thick;
   }
-  if (!hasRoom && crowded.value === 0) return false;
-  tell(views);
-  return true;
+  return tiles;
 }
 
-/** Whether the scale fits is looked at once a second: a session that finds no room says so at once. */
-function isTimeToLook() {
-  const isTime = performance.now() - lookedAt > LOOK_MS;
-  if (isTime) lookedAt = performance.now();
-  return isTime;
-}
-
-function arrange(views) {
-  layout.arrange(views, size.width, size.height);
-  placed = new Map(views.map((view) => [view.id, view]));
-  for (const view of views) publish(view.id, false);
-  tell(views);
-}
-
-function drop(id) {
-  layout.remove(id);
-  placed.delete(id);
-}
-
-function publish(id, mayGlide) {
-  const spots = {};
-  for (const tier of TIERS) {
-    const spot = layout.spot(id, tier);
-    if (spot) spots[tier] = spot;
+/** The areas that stand in one strip of this length, and how thick it is. */
+function stripOf(areas, side) {
+  let [total, worst, count] = [0, Infinity, 0];
+  for (const area of areas) {
+    const thick = (total + area) / side;
+    const next = Math.max(areas[0] / thick ** 2, thick ** 2 / Math.min(area, areas[0]));
+    if (next > worst) break;
+    [total, worst, count] = [total + area, next, count + 1];
   }
-  const place = placesOf(id);
-  const before = place.value.spots;
-  if (JSON.stringify(before) === JSON.stringify(spots)) return;
-  const isNew = Object.keys(before).length === 0;
-  place.value = { spots, glides: mayGlide && !isNew && glides < MOST_GLIDES };
-  if (place.value.glides) arriveLater(place);
+  return [areas.slice(0, count), total / side];
+}
+
+/** Tell each session's cells where they are. Those that change lanes are the first to glide. */
+function publish(views, lanes, mayGlide) {
+  const changed = [];
+  for (const { id } of views) {
+    const entries = TIERS.flatMap((tier) => (lanes[tier].spots.has(id) ? [[tier, lanes[tier].spots.get(id)]] : []));
+    const [place, spots] = [placesOf(id), Object.fromEntries(entries)];
+    const [before] = Object.keys(place.value.spots);
+    if (JSON.stringify(place.value.spots) === JSON.stringify(spots)) continue;
+    changed.push({ place, spots, isNew: before === undefined, stays: before === entries[0]?.[0] });
+  }
+  for (const { place, spots, isNew } of changed.sort((one, other) => one.stays - other.stays)) {
+    place.value = { spots, glides: mayGlide && !isNew && glides < MOST_GLIDES };
+    if (place.value.glides) arriveLater(place);
+  }
 }
 
 function arriveLater(place) {
@@ -108,10 +154,4 @@ function arriveLater(place) {
     glides -= 1;
     place.value = { ...place.value, glides: false };
   }, GLIDE_MS);
-}
-
-function tell(views) {
-  if (drawn.value !== ids.value) drawn.value = ids.value;
-  without.value = views.filter((view) => bytesOf(view) === 0).length;
-  crowded.value = layout.crowded.size;
 }
