@@ -21,12 +21,15 @@ const ASPECT = 3;
 const LEAST = [3000, 2400, 2000, 1600, 1300, 1000, 700, 450, 240];
 /** Share of a lane that cells may fill though their KV is less; and how much more than their KV beyond that: others give way. */
 const [ROOMY, SLACK] = [0.6, 0.1];
+/** Between two tilings, at least: many cells change with each. */
+const LEAST_MS = 500;
 /** Most cells that glide at once, and for how long: each one is a layer for the browser. Others jump. */
 const MOST_GLIDES = 16;
 const GLIDE_MS = 450;
 
 let size = { width: 0, height: 0 };
-let frame = null;
+let timer = null;
+let tiledAt = 0;
 let glides = 0;
 /** What was tiled last: the news of memory, who has KV where, and how much of it counts where sessions share KV. */
 let [news, held, shares] = [null, "", {}];
@@ -39,29 +42,33 @@ export const placesOf = perSession({ spots: {}, glides: false });
 export function keepPlan() {
   const stop = effect(() => {
     void [revision.value, memory.value];
-    frame ??= requestAnimationFrame(update);
+    updateSoon();
   });
-  return () => (stop(), cancelAnimationFrame(frame), (frame = news = null));
+  return () => (stop(), clearTimeout(timer), (timer = news = null));
 }
 
 /** The lanes have another size. */
 export function resize(width, height) {
   if (size.width === width && size.height === height) return;
   [size, news] = [{ width, height }, null];
-  frame ??= requestAnimationFrame(update);
+  updateSoon();
+}
+
+function updateSoon() {
+  timer ??= setTimeout(requestAnimationFrame, Math.max(0, tiledAt + LEAST_MS - performance.now()), update);
 }
 
 const holders = (views) => views.map((view) => view.id + TIERS.map((tier) => Math.sign(bytesIn(view, tier)))).join();
 
 function update() {
-  frame = null;
+  timer = null;
   const [views, { data } = {}] = [all(), memory.peek() ?? {}];
   const now = holders(views);
   if (!size.width || !data || (news === data && held === now)) return;
-  const mayGlide = news !== null && held !== now;
+  const mayGlide = news !== null;
   const each = (tell) => Object.fromEntries(TIERS.map((tier) => [tier, tell(tier)]));
   if (news !== data) shares = each((tier) => Math.min(1, data[tier].owned_bytes / sum(views.map((view) => bytesIn(view, tier)))) || 1);
-  [news, held] = [data, now];
+  [news, held, tiledAt] = [data, now, performance.now()];
   const lanes = each((tier) => lane(tier, views, data[tier].total_bytes));
   untracked(() => batch(() => {
     publish(views, lanes, mayGlide);
@@ -132,18 +139,14 @@ function stripOf(areas, side) {
   return [areas.slice(0, count), total / side];
 }
 
-/** Tell each session's cells where they are. Those that change lanes are the first to glide. */
+/** Tell each session's cells where they are. Those that change lanes glide. */
 function publish(views, lanes, mayGlide) {
-  const changed = [];
   for (const { id } of views) {
     const entries = TIERS.flatMap((tier) => (lanes[tier].spots.has(id) ? [[tier, lanes[tier].spots.get(id)]] : []));
     const [place, spots] = [placesOf(id), Object.fromEntries(entries)];
-    const [before] = Object.keys(place.value.spots);
     if (JSON.stringify(place.value.spots) === JSON.stringify(spots)) continue;
-    changed.push({ place, spots, isNew: before === undefined, stays: before === entries[0]?.[0] });
-  }
-  for (const { place, spots, isNew } of changed.sort((one, other) => one.stays - other.stays)) {
-    place.value = { spots, glides: mayGlide && !isNew && glides < MOST_GLIDES };
+    const [[before], [after]] = [place.value.spots, spots].map(Object.keys);
+    place.value = { spots, glides: mayGlide && before !== undefined && before !== after && glides < MOST_GLIDES };
     if (place.value.glides) arriveLater(place);
   }
 }
