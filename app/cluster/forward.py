@@ -153,6 +153,7 @@ class Forwarding:
             try:
                 async for part in Request(scope, receive).stream():
                     kept.write(part)
+                kept.flush()
             except OSError as error:
                 raise DiskShort(f"the body cannot be kept for all replicas: {error.strerror}") from error
             others = sorted(self.owners.names.known - {self.fleet.here})

@@ -260,7 +260,7 @@ class Membership:
         self._lacks_places.clear()
         for key in list(self.held()):
             if (other := await self.swap(key, None, self.name)) != self.name:
-                logger.error("the key %r of what is here is bound to %s", key, other)
+                logger.error("a key (%s) of what is here is bound to %s", key.split()[0], other)
         after, last = PLACE, time.time() // DAY_S - FORGET_DAYS
         while page := await self._store.read_all(PLACE, after, PAGE):
             after = max(page)

@@ -59,7 +59,7 @@ class Loop(asyncio.SelectorEventLoop):
         return await self.run_in_executor(self._resolver, partial(socket.getaddrinfo, host, port, **how))
 
     def close(self) -> None:
-        """Do not wait for names."""
+        """Begin no more lookups, and do not wait here for those that are under way."""
         self._resolver.shutdown(wait=False, cancel_futures=True)
         super().close()
 
