@@ -8,7 +8,7 @@ import { visible } from "../lib/tokens.js";
 import { Button, Failure, useAction } from "../shell/controls.js";
 import { CopyAs } from "../shell/copy.js";
 import { points } from "../state/points.js";
-import { heed, tell } from "../state/route.js";
+import { heed, isInside, tell } from "../state/route.js";
 import { arm, capturing, disarm } from "./arming.js";
 
 export function Attention({ desk }) {
@@ -23,7 +23,7 @@ export function Attention({ desk }) {
   });
   const pick = (at, head) => {
     setNumber(head);
-    tell({ head: `${at},${head ?? 0}` });
+    if (isInside(desk.id)) tell({ head: `${at},${head ?? 0}` });
   };
   useEffect(() => heed((said) => {
     const [at, head] = (said.get("head") ?? "none").split(",").map(Number);

@@ -10,7 +10,7 @@ import { Button, errorElse, errorOf, Failure, Field, Folded, Loading, useAction 
 import { CopyAs } from "../shell/copy.js";
 import { attempt, say } from "../state/notices.js";
 import { partOf, pointIn, where } from "../state/points.js";
-import { heed, linkTo, tell } from "../state/route.js";
+import { heed, isInside, linkTo, tell } from "../state/route.js";
 import { add } from "../state/sessions.js";
 import { resume, turnOf } from "../state/turns.js";
 import { arm, steering } from "./arming.js";
@@ -245,7 +245,7 @@ async function compare(desk) {
   }
   add(fork);
   desk.comparison.value = { time, sides: [side(desk.id, "As it is", before), side(fork.id, "With the edit", before)] };
-  tell({ fork: `${fork.id},${end}` });
+  if (isInside(desk.id)) tell({ fork: `${fork.id},${end}` });
   await Promise.all([run(desk, desk.id), run(desk, fork.id)]);
 }
 
@@ -263,6 +263,8 @@ async function recall(desk, fork, from) {
 function editNow(desk) {
   const { checkpoint } = desk.session.peek();
   need(checkpoint, { message: "there is no pause: choose a layer, and start a turn" });
+  const message = noVector(desk.edit.peek());
+  need(!message, { param: "vector", message });
   return editOf(desk.edit.peek(), checkpoint);
 }
 

@@ -108,9 +108,9 @@ async function make(desk, edit, refused) {
 
 const putBack = (desk, original) => upload("PUT", `${pathOf(desk)}/activation`, original);
 
-/** Show it, unless the turn has gone on meanwhile. */
+/** Show it, unless the turn has gone on meanwhile. News from before the pause may say that it still runs. */
 function show(desk, place, preview) {
-  if (desk.place.peek() === place) desk.preview.value = preview;
+  if ([place, "busy"].includes(desk.place.peek())) desk.preview.value = preview;
 }
 
 /** The chosen cell's position if the paused pass has it, or else its last one: an edit there changes no other. */

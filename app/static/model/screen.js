@@ -9,6 +9,7 @@ import { historyOf, loadHistory } from "../state/history.js";
 import { attempt } from "../state/notices.js";
 import { loadPoints, where } from "../state/points.js";
 import { linkTo } from "../state/route.js";
+import { turnWord } from "../state/sessions.js";
 import { Attention } from "./attention.js";
 import { attend, deskOf, show } from "./desk.js";
 import { Compare, EditForm } from "./edit_form.js";
@@ -75,7 +76,7 @@ function Standing({ desk }) {
 
 function Place({ view }) {
   const { state, checkpoint, tokens } = view;
-  if (!checkpoint) return html`<strong class="state ${state}">${state === "idle" ? "no turn" : state}</strong> ${counted(tokens, "token")}`;
+  if (!checkpoint) return html`<strong class="state ${state}">${turnWord(view)}</strong> ${counted(tokens, "token")}`;
   const { layer, point, pass } = checkpoint;
   return html`
     <strong class="state paused">paused</strong> ${where(point, [layer])} of ${server.value.num_layers - 1}, ${pass} of ${positions(checkpoint)}

@@ -17,7 +17,7 @@ export function Actions({ view }) {
   const exporting = useAction();
   const back = useSignal("");
   const isTurning = view.state === "queued" || view.state === "running";
-  const turns = isTurning ? `The session is ${view.state}: wait, or cancel the turn` : null;
+  const turns = isTurning ? `Its turn is ${view.state}: wait, or cancel it` : null;
   const why = turns ?? (busy ? "One moment" : null);
   const button = (label, run, title) => html`<${Button} why=${why} title=${title} onClick=${() => act(run)}>${label}<//>`;
   return html`

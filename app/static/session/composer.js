@@ -151,7 +151,7 @@ function Controls({ view, running }) {
   const { error, act } = useAction();
   const busy = running || view.state === "running" || view.state === "queued";
   const paused = view.state === "paused" && !running;
-  const unpaused = paused ? whyNoTurn.value : "The session is not paused";
+  const unpaused = paused ? whyNoTurn.value : "No turn is paused";
   const why = busy ? "A turn is running" : paused ? "The turn is paused: resume or cancel it first" : null;
   return html`
     <div class="row">
@@ -168,7 +168,7 @@ function Controls({ view, running }) {
 
 /** The body of `generate`. Throws an `ApiError` that names the field where a text cannot be sent. */
 function bodyOf(draft) {
-  const body = { ...(draft.chances && { logprobs: 0 }), ...other(draft.other), ...input(draft) };
+  const body = { ...(draft.chances && (draft.values.max_tokens ?? "").trim() && { logprobs: 0 }), ...other(draft.other), ...input(draft) };
   for (const { name } of FIELDS) {
     const text = (draft.values[name] ?? "").trim();
     if (text) body[name] = number(name, text);

@@ -9,6 +9,7 @@ import { happeningsBefore, happeningsOf, isSeen, loadPast, pastOf } from "../sta
 import { attempt } from "../state/notices.js";
 import { where } from "../state/points.js";
 import { heed, tell } from "../state/route.js";
+import { turnWord } from "../state/sessions.js";
 
 /** What can be looked at, in seconds; null is all. */
 const RANGES = [["Everything known", null], ["Last day", 86_400], ["Last hour", 3600], ["Last 10 minutes", 600], ["Last minute", 60]];
@@ -267,7 +268,7 @@ const RESTARTED = "Turn ended: the server restarted";
 
 /** What differs between two views of a session. */
 function changes(before, after) {
-  if (before === null) return [["First seen", `${after.state}, phase ${after.phase}, KV ${place(after.kv)}`]];
+  if (before === null) return [["First seen", `${turnWord(after)}, phase ${after.phase}, KV ${place(after.kv)}`]];
   const said = [];
   if (before.phase !== after.phase) said.push([`Phase ${after.phase}`, `was ${before.phase}`]);
   if (before.kv.tier !== after.kv.tier) said.push([`KV ${place(after.kv)}`, moved(before, after)]);

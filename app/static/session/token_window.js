@@ -14,10 +14,11 @@ const NEAR_PX = 40;
 
 /** `chosen` is the signal of `{position, pinned}`, or null: the token under the pointer, or the one that was clicked or
  * walked to. */
-export function TokenWindow({ view, tokens, marks, chosen, boundaries }) {
+export function TokenWindow({ view, tokens: known, marks, chosen, boundaries }) {
   const from = useSignal(null); // the first token of the window; null: as many as it holds, up to the last
   const box = useRef(null);
   const turn = turnOf(view.id).value;
+  const tokens = turn.running ? known.slice(0, turn.from) : known; // its own stand behind them
   const last = Math.max(0, Math.ceil((tokens.length - WINDOW) / CHUNK) * CHUNK);
   const first = Math.min(from.value ?? last, last);
   const end = first === last ? tokens.length : first + WINDOW;
@@ -163,7 +164,7 @@ const CONTROLS = /([\x00-\x08\x0a-\x1f\x7f])/;
 function Streamed({ turn, view, shown }) {
   if (turn.running) return html`<${Own} turn=${turn} />`;
   if (view.state === "running") return CARET;
-  return shown === 0 && html`<p class="beyond dim">Nothing yet. Write a prompt below, or let a client send one.</p>`;
+  return shown === 0 && view.state === "idle" && html`<p class="beyond dim">Nothing yet. Write a prompt below, or let a client send one.</p>`;
 }
 
 const CARET = html`<span class="caret" aria-hidden="true" />`;

@@ -20,14 +20,14 @@ const RANGES = [
   { name: "Last 30 days", span: 30 * DAY, step: HOUR, tick: 10 * DAY, size: DAY, word: "d" },
 ];
 const range = signal(RANGES[1]);
-/** What the server remembers, up to a Unix time: the `minutes` of its answer, each over `step` seconds, and its `marks`. */
-const past = perKey({ until: 0, step: MINUTE, minutes: [], marks: [] });
+/** What the server remembers of the `span` seconds up to a Unix time: the `minutes` of its answer, each over `step` seconds, and its `marks`. */
+const past = perKey({ span: 0, until: 0, step: MINUTE, minutes: [], marks: [] });
 
 async function loadPast({ span, step }, leaving) {
   const until = serverTime();
   const query = { since: until - span, step_s: step };
   const { minutes, marks } = await call("GET", "/v1/activity", { query, signal: leaving });
-  past.value = { until, step, minutes, marks };
+  past.value = { span, until, step, minutes, marks };
 }
 
 const MARKS = {
@@ -92,8 +92,8 @@ function columnsOf(...reads) {
 
 /** The largest of some lists of numbers; 0 if there is none. */
 const peak = (...lists) => Math.max(0, ...lists.map((list) => list.reduce((most, each) => Math.max(most, each ?? 0), 0)));
-/** The sum over the minutes. */
-const total = (read) => past.value.minutes.reduce((sum, each) => sum + read(each), 0);
+/** The sum over the minutes; "…" while those of another time are known. */
+const total = (read, format = number) => (past.value.span === range.value.span ? format(past.value.minutes.reduce((sum, each) => sum + read(each), 0)) : "…");
 const atLeast = (least) => (max) => Math.max(least, 1.15 * max);
 
 function Agents() {
@@ -106,8 +106,8 @@ const computed = (each) => each.prompt_tokens - each.cached_tokens + each.comple
 
 function Tokens() {
   const lines = [
-    { token: "--good", name: "computed", text: number(total(computed)), about: `in ${counted(total(({ turns }) => turns), "turn")}` },
-    { token: "--dim", name: "cached", text: number(total((each) => each.cached_tokens)), about: "not drawn" },
+    { token: "--good", name: "computed", text: total(computed), about: `in ${total(({ turns }) => turns, (count) => counted(count, "turn"))}` },
+    { token: "--dim", name: "cached", text: total((each) => each.cached_tokens), about: "not drawn" },
   ];
   return html`<${Panel} title="Tokens" unit="computed" lines=${lines} data=${columnsOf([computed])} format=${short} steps=${WHOLE} most=${atLeast(10)} series=${[{ token: "--good", fill: 25 }]} />`;
 }
@@ -116,8 +116,8 @@ function Waits() {
   const data = columnsOf([({ worst_ms }) => worst_ms]);
   const lines = [
     { token: "--warn", name: "longest", text: milliseconds(peak(data[1])), about: "of an agent, for a first token" },
-    { token: "--dim", name: "late restores", text: number(total((each) => each.late_restores)), about: "turns that waited for KV" },
-    { token: "--dim", name: "late agents", text: number(total(({ late }) => late)), about: "later than they had signalled" },
+    { token: "--dim", name: "late restores", text: total((each) => each.late_restores), about: "turns that waited for KV" },
+    { token: "--dim", name: "late agents", text: total(({ late }) => late), about: "later than they had signalled" },
   ];
   return html`<${Panel} title="Waits" unit="the longest" lines=${lines} data=${data} format=${milliseconds} steps=${WHOLE} most=${atLeast(10)} series=${[{ token: "--warn", fill: 25 }]} />`;
 }

@@ -37,7 +37,7 @@ export function InWords() {
 export function Findings() {
   const { data } = findings.value;
   return data.length > 0 && html`<ul class="findings" aria-label="What needs a look">
-    ${data.map((each) => html`<li key=${each.kind + (each.tenant ?? each.sessions[0] ?? each.text.replace(/\d/g, ""))} class=${each.kind}><span>${each.text}</span><${Remedy} ...${each} /></li>`)}
+    ${data.map((each) => html`<li key=${each.kind + (each.tenant ?? each.sessions[0] ?? each.text.replace(/\d/g, ""))}><span>${each.text}</span><${Remedy} ...${each} /></li>`)}
   </ul>`;
 }
 
@@ -45,7 +45,7 @@ export function Findings() {
 function Remedy({ kind, sessions, tenant }) {
   const filter = (on) => () => (clear(), on(), bring(".table-frame"));
   if (tenant) return html`<button onClick=${filter(() => (text.value = tenant))}>Show its sessions</button>`;
-  if (kind === "waiting") return html`<button onClick=${filter(() => toggle("state", "queued"))}>Show them</button>`;
+  if (kind === "waiting") return html`<button onClick=${filter(() => toggle("turn", "queued"))}>Show them</button>`;
   if (BIGGEST[kind]) return html`<button onClick=${() => biggestFirst(BIGGEST[kind])}>Biggest first</button>`;
   if (ABOUT[kind]) return html`<a class="button" href="docs#/${ABOUT[kind]}">What it means</a>`;
   if (!sessions[0]) return html`<button onClick=${() => bring(".charts")}>Show the activity</button>`;

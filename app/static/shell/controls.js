@@ -1,5 +1,6 @@
 // Buttons that say why they do nothing now, fields that say what is wrong with their values, and what stands in a place
 // that has nothing to show: empty, loading, or in error.
+import { useEffect, useRef } from "preact/hooks";
 import { signal, useSignal } from "@preact/signals";
 import { nameOf, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
@@ -71,8 +72,14 @@ const PHONE = matchMedia("(max-width: 600px)");
 export const isPhone = signal(PHONE.matches);
 PHONE.addEventListener("change", () => (isPhone.value = PHONE.matches));
 
-/** Folded on a phone, and opened by one touch. */
-export const Folded = ({ title, open, children }) => (isPhone.value ? html`<details class="folded" open=${open}><summary>${title}</summary>${children}</details>` : children);
+/** Folded on a phone, and opened by one touch, or once it is to be `open`: nothing closes it over what is in use. */
+export function Folded({ title, open, children }) {
+  const box = useRef(null);
+  useEffect(() => {
+    if (open && box.current) box.current.open = true;
+  }, [open, isPhone.value]);
+  return isPhone.value ? html`<details ref=${box} class="folded"><summary>${title}</summary>${children}</details>` : children;
+}
 
 /** A title, and below it what to do. */
 export const Empty = ({ title, children }) => html`

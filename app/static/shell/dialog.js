@@ -15,11 +15,13 @@ export function Dialog({ title, onClose, children, ...rest }) {
   const dialog = useRef(null);
   useEffect(() => {
     const asked = document.activeElement;
-    dialog.current.showModal();
+    const { current } = dialog;
+    current.showModal();
     addEventListener("hashchange", onClose);
     return () => {
       removeEventListener("hashchange", onClose);
       onClose();
+      current.close(); // until then what is behind it takes no focus
       (asked.isConnected && !asked.disabled ? asked : document.getElementById("main")).focus();
     };
   }, []);

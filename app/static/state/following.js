@@ -7,7 +7,7 @@ import { note } from "./happenings.js";
 import { findings, takeMemory, takeTurn } from "./memory.js";
 import { say } from "./notices.js";
 import { forgetEverything } from "./per_key.js";
-import { grow, put, remove, replaceAll, running } from "./sessions.js";
+import { grow, put, remove, replaceAll, running, sessionOf } from "./sessions.js";
 import { settle } from "./turns.js";
 
 /** The server tells of memory each second. A connection that is silent for so long has ended without a word. */
@@ -145,6 +145,7 @@ function takeSnapshot({ time, sessions, has_more }, place) {
 function takeSession(news) {
   const { change, session } = news;
   if (change === "closed") return remove(session.id);
+  if (sessionOf(session.id).peek()?.checkpoint?.created_at > news.time) return; // it is from before the pause that is known
   put(session);
   note(session.id, "session", news);
 }

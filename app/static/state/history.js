@@ -31,7 +31,10 @@ export async function loadHistory(id, isGrowing = false) {
   const known = isGrowing ? history.peek().tokens.slice(0, -SPLIT) : [];
   try {
     const answer = await call("GET", `/v1/sessions/${id}/history`, { query: { pieces: true, start: known.length } });
-    if (last.peek() === mine) history.value = { tokens: [...known, ...tokensOf(answer, known.length, logprobsOf(id).peek())], error: null };
+    if (last.peek() === mine) {
+      logprobsOf(id).peek().splice(known.length + answer.pieces.length); // it may have been rewound
+      history.value = { tokens: [...known, ...tokensOf(answer, known.length, logprobsOf(id).peek())], error: null };
+    }
   } catch (error) {
     if (last.peek() === mine) history.value = { ...history.value, error };
   }
@@ -48,7 +51,7 @@ const tokensOf = ({ token_ids, pieces }, start, logprobs) =>
     const [text, found] = [pieces[index], logprobs[start + index]];
     const special = SPECIAL.test(text);
     const role = special && ROLE.exec(pieces.slice(index, index + 12).join(""))?.[1];
-    return { id, text, special, role, chance: found?.token_id === id ? Math.exp(found.logprob) : null };
+    return { id, text, special, role, chance: found?.token_id === id ? Math.exp(found.logprob ?? -Infinity) : null };
   });
 
 /** `{generated, cached, recomputed}`, lists of `[first, end]` positions. The last two are those of `paused`, the usage of

@@ -25,6 +25,9 @@ export const HOME = "#/";
 export const EXPERIMENTS = "#/experiments";
 export const experimentLink = (form) => `${EXPERIMENTS}/${encodeURIComponent(JSON.stringify(form))}`;
 
+/** Whether one still looks inside the model of this session. */
+export const isInside = (id) => route.peek().id === id && route.peek().part === "model";
+
 /** At once, so that nothing of the screen before is drawn again. */
 export function go(link) {
   location.hash = link;

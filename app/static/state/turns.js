@@ -9,12 +9,12 @@ import { perSession } from "./per_key.js";
 import { where } from "./points.js";
 import { sessionOf, stand } from "./sessions.js";
 
-const AT_REST = { running: false, verb: null, sent: "", text: "", pieces: [], error: null, over: null, usage: null, asked: null, began: 0 };
+const AT_REST = { running: false, verb: null, sent: "", text: "", pieces: [], error: null, over: null, usage: null, asked: null, began: 0, from: 0 };
 
 /** The signal of it. `verb` is `generate` or `resume`, `sent` what the turn was asked, `text` what it has generated. While
  * it runs, `pieces` has `{ids, text, chance}` of each event. `error` is why the last one failed. `over` says what became of a pause
  * that ended unheard. `usage` is what a paused turn has cost. `asked` is `{text, from, tell}`: the prompt, and the history's
- * length before it. `tell` is told whether the history has it, and answers whether this has changed its field. `began` is when it was sent. */
+ * length before it. `tell` is told whether the history has it, and answers whether this has changed its field. `began` is when it was sent, and the history had `from` tokens then. */
 export const turnOf = perSession(AT_REST);
 
 /** Most turns of this tab at once. Each has one of a browser's six connections: two are for other calls, one for the live
@@ -38,10 +38,11 @@ export async function settle(view) {
   const [turn, before] = [turnOf(id), sessionOf(id).peek()];
   const { running, verb, usage, asked } = turn.peek();
   if (running || state !== "idle" || !before?.checkpoint) return;
-  const over = (verb === null || usage) && (interrupted(view) ?? { message: UNHEARD + lost(before.tokens - tokens) + kept(tokens) });
+  const { message } = interrupted(view) ?? { message: UNHEARD + lost(before.tokens - tokens) + kept(tokens) };
+  const over = (verb === null || usage) && { message, at: view.used_at };
   turn.value = { ...turn.peek(), usage: null, asked: null, over };
   const said = await fate(id, asked);
-  if (over && turn.peek().over === over) turn.value = { ...turn.peek(), over: { message: over.message + said } };
+  if (over && turn.peek().over === over) turn.value = { ...turn.peek(), over: { ...over, message: message + said } };
 }
 
 const UNHEARD = "The paused turn is over: it ended while this page did not hear the server.";
@@ -51,7 +52,10 @@ const interrupted = ({ interrupted_turn: turn, tokens }) =>
   turn && { message: `A restart of the server ended the turn, which was paused ${where(turn.point, [turn.layer])}.` + lost(turn.tokens_lost) + kept(tokens) };
 
 /** What to say of a session's last turn, if it ended as nobody wanted. */
-export const overOf = (view) => turnOf(view.id).value.over || interrupted(view);
+export function overOf(view) {
+  const { over } = turnOf(view.id).value;
+  return over && over.at === view.used_at && !view.checkpoint ? over : interrupted(view);
+}
 
 const lost = (count) => (count > 0 ? ` Lost with it: ${counted(count, "token")}.` : "");
 const kept = (now) => ` Kept: ${counted(now, "token")}.`;
@@ -79,7 +83,8 @@ async function run(id, verb, body, { sent = "", tell, onPiece }) {
   under.value += 1;
   const before = verb === "resume" ? turn.peek() : { ...AT_REST, began: serverTime() };
   const its = before.asked ?? { tell, text: sent.trim(), from: sessionOf(id).peek()?.tokens };
-  turn.value = { ...before, running: true, verb, sent, error: null, over: null, usage: null, asked: its };
+  const from = historyOf(id).peek().tokens?.length ?? sessionOf(id).peek()?.tokens;
+  turn.value = { ...before, from, running: true, verb, sent, error: null, over: null, usage: null, asked: its };
   const drawn = byFrame(showIn(turn));
   let rest;
   const asked = performance.now();
@@ -142,7 +147,7 @@ async function follow(path, body, onPiece) {
 }
 
 /** Of the least probable token; null where none was asked for. */
-const chanceOf = (logprobs) => (logprobs?.length ? Math.exp(Math.min(...logprobs.map((each) => each.logprob))) : null);
+const chanceOf = (logprobs) => (logprobs?.length ? Math.exp(Math.min(...logprobs.map((each) => each.logprob ?? -Infinity))) : null);
 
 /** Shows some more pieces of a turn. */
 const showIn = (turn) => (fresh) => {

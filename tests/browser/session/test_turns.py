@@ -45,7 +45,7 @@ def test_tokens_appear_while_the_turn_runs_and_a_session_that_is_closed_is_gone(
     assert on_roomy.view()["state"] == "running"
     fork = page.get_by_role("button", name="Fork")
     expect(page.get_by_role("button", name="Park")).to_be_disabled()
-    expect(fork).to_have_attribute("title", "The session is running: wait, or cancel the turn")
+    expect(fork).to_have_attribute("title", "Its turn is running: wait, or cancel it")
     page.get_by_role("button", name="Cancel the turn").click()
     view = on_roomy.wait_until(state="idle")
     expect(fork).to_be_enabled()
