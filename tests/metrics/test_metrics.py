@@ -41,7 +41,9 @@ def test_turns_and_steps_are_counted_under_both_names(serve_with: ServeWith) -> 
     http = serve_with(max_draft_tokens=0)
     families = {each.name: each for each in text_string_to_metric_families(http.get("/metrics").text)}
     ends = {sample.labels["finished_reason"]: sample.value for sample in families["djinn_turns_finished"].samples}
-    assert ends == {"stop": 0, "length": 0, "cancelled": 0, "probe": 0}, "a rate needs a series before its first event"
+    assert ends == {"stop": 0, "length": 0, "cancelled": 0, "probe": 0, "shutdown": 0}, (
+        "a rate needs a series before its first event"
+    )
     session = http.post("/v1/sessions").json()["id"]
     body = {"token_ids": [5] * 20, "max_tokens": 5, "ignore_eos": True}
     http.post(f"/v1/sessions/{session}/generate", json=body)
