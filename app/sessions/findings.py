@@ -21,7 +21,7 @@ from app.domain.values import Phase, SessionId, SessionState, Tier
 from app.machine.budget import DiskRoom
 from app.machine.files import counted, size
 from app.sessions.capacity import SAMPLE_S, Load
-from app.sessions.session import Session
+from app.sessions.session import RecomputeReason, Session
 from app.sessions.table import SessionTable
 from app.settings import Settings
 from app.telemetry.recent import RecentCounts, Totals
@@ -118,7 +118,7 @@ class Findings:
         self._table, self._replica, self._max_running = table, settings.replica, settings.max_running
         self._back_since = time.time() if was_killed else 0.0
         self._require_ready, self._away, self._refused_to = require_ready, away, refused
-        self._recent, self._read_memory, self._began = RecentCounts(totals), read_memory, time.time()
+        self._recent, self._read_memory = RecentCounts(totals), read_memory
         self.load = Load(table, settings, self._recent)
         folders = [each.expanduser() for each in (settings.state_dir, settings.engine().kv_dir) if each is not None]
         self._disks = {room.beside(folder): folder for folder in reversed(folders)}
@@ -158,7 +158,7 @@ class Findings:
             () if memory is None else _silent(sessions, memory, owner),
             _late(sessions, owner),
             _full(memory) if sees_all and memory is not None else (),
-            self._recomputed(sessions, owner, sees_all=sees_all),
+            _recomputed(sessions, owner),
         ]
         kinds = get_args(FindingKind)
         prefix = "" if self._replica is None else f"{self._replica}: "
@@ -222,25 +222,6 @@ class Findings:
             text = f"KV of {counted(dropped, 'session')} was dropped in 15 min"
             yield Finding("dropped", f"{text}: no tier had room for it")
 
-    def _recomputed(self, sessions: Collection[Session], owner: str | None, *, sees_all: bool) -> Iterator[Finding]:
-        """What last turns of the last minutes had to compute again, and why, as far as the server knows."""
-        recent = [each for each in sessions if time.time() - each.used_at < RECENT_S and each.usage.last is not None]
-        lost = {each: each.usage.last.tokens_recomputed for each in recent if each.usage.last is not None}
-        if not sum(lost.values()):
-            return
-        worst = sorted((each for each in lost if lost[each]), key=lost.__getitem__, reverse=True)
-        why = "no tier had kept them"
-        if self._recent.rise(RESTARTS, RECENT_S):
-            why = "the engine that had them ended"
-        elif worst[0].created_at < self._began and time.time() - self._began < RECENT_S:
-            why = "the server was started anew, and had not kept them on disk"
-        elif sees_all and self._recent.rise(DROPPED, RECENT_S):
-            why = "no tier had room for them"
-        elif sees_all and self._recent.rise(DISK_FAILURES, RECENT_S):
-            why = "their file on disk could not be read or written"
-        text = f"{counted(lost[worst[0]], 'token')} of {_called(worst[0], owner)} recomputed: {why}"
-        yield Finding("recomputed", text, _ids(worst))
-
     def _refused(self, only: str | None) -> Iterator[Finding]:
         for tenant, count in Counter(self._refused_to()).most_common():
             if only in (None, tenant):
@@ -250,6 +231,13 @@ class Findings:
 
 _CAUSES = {"address": "one address had too many", "total": "there were too many", "system": "the system had none left"}
 """Why connections are refused, in words."""
+_WHY: Mapping[RecomputeReason | None, str] = {
+    "dropped": "no tier had room for them",
+    "restarted": "the server or its engine was started anew",
+    "moved": "they stayed at another server",
+    None: "no tier had kept them",
+}
+"""Why tokens are computed again, in words."""
 
 
 def _scarce(folder: Path, room: DiskRoom) -> Iterator[Finding]:
@@ -323,6 +311,17 @@ def _late(sessions: Collection[Session], owner: str | None) -> Iterator[Finding]
             worst = sorted(late, key=late.__getitem__, reverse=True)
             text = f"{counted(len(late), 'client')} later than {than}: {_called(worst[0], owner)} by"
             yield Finding("late", f"{text} {_span(late[worst[0]])}", _ids(worst))
+
+
+def _recomputed(sessions: Collection[Session], owner: str | None) -> Iterator[Finding]:
+    """What last turns of the last minutes had to compute again, and why, as far as the server knows."""
+    now = time.time()
+    recent = {each: each.usage.last for each in sessions if now - each.used_at < RECENT_S}
+    lost = {each: last.tokens_recomputed for each, last in recent.items() if last is not None}
+    if worst := sorted((each for each in lost if lost[each]), key=lost.__getitem__, reverse=True):
+        first = worst[0]
+        text = f"{counted(lost[first], 'token')} of {_called(first, owner)} recomputed"
+        yield Finding("recomputed", f"{text}: {_WHY[first.usage.recompute_reason]}", _ids(worst))
 
 
 def _full(memory: MemoryMap) -> Iterator[Finding]:
