@@ -76,19 +76,17 @@ AT_ONCE = 64
 
 
 async def restore(registry: SessionRegistry, sessions: Iterable[Session]) -> None:
-    """Open the sessions that the journal has brought back, but for those that have expired meanwhile."""
+    """Open the sessions that the journal has brought back, and close those that have expired meanwhile."""
     expired = 0
     for session in sessions:
+        registry.table.add(session)
         if has_expired(session):
             expired += 1
-            registry.keeper.forget(session)
-            registry.table.on_closed(session)
-        else:
-            registry.table.add(session)
-            if session.usage.paused is not None:
-                session.usage.interrupt(len(session.history))
-                registry.keeper.note(session)
-                session.watcher.stopped(session, Failed(Ticket(0), ServerRestarted()))
+            registry.forget(session)
+        elif session.usage.paused is not None:
+            session.usage.interrupt(len(session.history))
+            registry.keeper.note(session)
+            session.watcher.stopped(session, Failed(Ticket(0), ServerRestarted()))
     with contextlib.suppress(EngineRestarting):  # the next engine opens them
         await reopen(registry)
     back = list(registry.table)

@@ -235,7 +235,7 @@ class SessionRegistry:
 
         Raises `NotDurable`.
         """
-        self._forget(session)
+        self.forget(session)
         if self.executor.stall is not None:
             self._close_in_engine(session)  # which does it when it goes on
         else:
@@ -324,14 +324,15 @@ class SessionRegistry:
             if session.state is not SessionState.CLOSED:
                 self.drop(session)
 
-    def _forget(self, session: Session) -> None:
+    def forget(self, session: Session) -> None:
+        """Close a session that no engine has, or whose engine is told by the caller."""
         session.move(SessionState.CLOSED)
         self.table.remove(session)
         self.keeper.forget(session)
 
     def drop(self, session: Session) -> None:
         """Close the session without waiting for the engine; one that has died holds nothing to free."""
-        self._forget(session)
+        self.forget(session)
         self._close_in_engine(session)
 
     def release_kv(self, session: Session) -> None:
