@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Literal
@@ -26,6 +27,8 @@ MANY_WAITING = 0.5
 FIRST_TOKEN_S = 1.0
 """How long an agent may wait for its first token, unless the caller says."""
 
+TURNS_S = 600.0
+"""How old turns may be to tell what agents do."""
 LEAST_S = 0.001
 """Of a turn: none takes no time."""
 
@@ -91,7 +94,7 @@ class Estimate:
 @dataclass(slots=True)
 class _Means:
     """Over `HORIZON_S`, of agents: those with KV, its bytes, those of them that are working or about to, with their
-    bytes, those that wait for tools or are gone for longer, and turns in the queue.
+    bytes, those that wait for tools or are gone for longer, their turns that ended, and turns in the queue.
     """
 
     agents: float = 0.0
@@ -99,6 +102,7 @@ class _Means:
     working: float = 0.0
     kv_of_working: float = 0.0
     away: float = 0.0
+    ended: float = 0.0
     waiting: float = 0.0
 
 
@@ -120,11 +124,11 @@ class Load:
     def __init__(self, table: SessionTable, settings: Settings, recent: RecentCounts) -> None:
         self._table, self._recent, self._max_running = table, recent, settings.max_running
         self._max_sessions = settings.max_sessions
-        self._means = _Means()
+        self._means, self._ended = _Means(), table.agent_turns
 
     def sample(self) -> None:
         """Look at the sessions, once in `SAMPLE_S`."""
-        now = _Means()
+        now, self._ended = _Means(ended=self._table.agent_turns - self._ended), self._table.agent_turns
         for session in self._table:
             now.waiting += session.is_agent and session.state is SessionState.QUEUED
             held = held_by(session)
@@ -211,27 +215,27 @@ class Load:
     def _agent(
         self, sessions: Collection[Session], said: Mapping[str, float], steps: _Steps | None, longest: int
     ) -> Agent:
-        """What the caller says of an agent; the rest as its sessions have it."""
-        turns = [(each, each.usage.last) for each in sessions if each.is_agent and each.usage.last is not None]
+        """What the caller says of an agent; the rest as its sessions of the last minutes have it."""
+        recent = [each for each in sessions if each.is_agent and time.time() - each.used_at < TURNS_S]
+        turns = [(each, last) for each in recent if (last := each.usage.last) is not None]
         found = {
             "context_tokens": [len(each.history) for each, _ in turns],
-            "prompt_tokens": [last.prompt_tokens - last.cached_tokens for _, last in turns if last is not None],
-            "completion_tokens": [last.completion_tokens for _, last in turns if last is not None],
+            "prompt_tokens": [last.prompt_tokens - last.cached_tokens for _, last in turns],
+            "completion_tokens": [last.completion_tokens for _, last in turns],
         }
         known: dict[str, float] = {name: max(1, round(sum(each) / len(each))) for name, each in found.items() if each}
         known |= said
         for name in found:
             if name not in known:
-                message = f"{name} must be from 1 to {longest}: no turn has ended that would say how many"
+                message = f"{name} must be from 1 to {longest}: no turn of the last minutes says how many"
                 raise FieldOutOfRange(message, param=name)
         known |= {name: int(known[name]) for name in found}
         if "context_tokens" not in said:
             known["context_tokens"] = max(known["context_tokens"], known["prompt_tokens"] + known["completion_tokens"])
         agent = Agent(**known)  # type: ignore[arg-type]
         means = self._means
-        ended = self._recent.rise("djinn_turns_finished_total", HORIZON_S)
-        if steps is not None and ended and means.agents:
-            cycle_s = means.agents * HORIZON_S / ended  # Little's law
+        if steps is not None and means.ended and means.agents:
+            cycle_s = means.agents * SAMPLE_S / means.ended  # Little's law
             tools_s = said.get("tools_s", cycle_s * means.away / means.agents)
             think_s = said.get("think_s", cycle_s * max(0.0, means.agents - means.working - means.away) / means.agents)
             agent = replace(agent, tools_s=round(tools_s, 3), think_s=round(think_s, 3))
@@ -251,8 +255,8 @@ class Load:
         mean_s = sum(each * seconds for each, _, seconds in seen) / weight
         spread = sum(each * (tokens - mean_tokens) ** 2 for each, tokens, _ in seen)
         both = sum(each * (tokens - mean_tokens) * (seconds - mean_s) for each, tokens, seconds in seen)
+        # Where all steps were alike, none of their time is taken to be fixed: the estimate is rather too low.
         most_s = mean_s / mean_tokens
-        """Where all steps were alike, none of their time is taken to be fixed: the estimate is rather too low."""
         token_s = min(most_s, max(0.0, both / spread)) if spread > 1e-6 * weight else most_s
         return _Steps(mean_s - token_s * mean_tokens, token_s, max(tokens for _, tokens, _ in seen))
 

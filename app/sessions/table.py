@@ -58,6 +58,8 @@ class SessionTable:
         """Told of each session that has closed."""
         self.on_lacking: Callable[[Session, Lacking], object] = lambda session, notice: None
         """Told of each turn that waits for another server to compute its prompt."""
+        self.agent_turns = 0
+        """Turns of agents that are over, with those that failed."""
         self._limit, self._quotas = limit, quotas
         self._open: dict[SessionId, Session] = {}
         self._opening: dict[SessionId, Session] = {}
@@ -302,6 +304,7 @@ class SessionTable:
         if session.busy:
             self._busy[session.owner].add(session)
         else:
+            self.agent_turns += session.is_agent and session in self.busy_of(session.owner)
             self._leave_turn(session)
 
     def _leave_turn(self, session: Session) -> None:

@@ -38,9 +38,9 @@ class RecentCounts:
         self._kept.append((now, self._sums.copy()))
 
     def by_label(self, name: str, seconds: float) -> Counter[str]:
-        """How much a counter has risen in so many seconds, by its labels."""
+        """How much a counter has risen in so many seconds, by its labels: since the last look before them."""
         since = time.monotonic() - seconds
-        before = next((sums for at, sums in self._kept if at >= since), self._sums)
+        before = next((sums for at, sums in reversed(self._kept) if at <= since), self._kept[0][1])
         rises = {label: total - before[of, label] for (of, label), total in self._sums.items() if of == name}
         return Counter({label: rise for label, rise in rises.items() if rise > 0})
 

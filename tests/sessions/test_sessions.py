@@ -19,6 +19,7 @@ from app.exports.exports import export_session
 from app.journal.journal import Journal
 from app.routers.dependencies import Services
 from app.sessions import lifecycle
+from app.sessions.capacity import Load, _Steps
 from app.sessions.lifecycle import drain
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
@@ -244,7 +245,7 @@ async def test_as_many_turns_are_taken_as_may_run_and_wait(max_running: int, max
             await finish(turn)
 
 
-async def test_turns_without_kv_count_for_no_capacity_however_long_they_wait(services: Services) -> None:
+async def test_capacity_counts_only_agents_with_kv(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     load, memory = services.findings.load, await services.sessions.memory()
     works, waits = services.sessions.create(), services.sessions.create()
     works.place(SessionMemory(device_bytes=memory.device.total_bytes // 8))
@@ -257,3 +258,12 @@ async def test_turns_without_kv_count_for_no_capacity_however_long_they_wait(ser
         works.state = SessionState.IDLE
         works.place(SessionMemory())
     assert load.capacity(memory) is None
+    monkeypatch.setattr(Load, "_steps", lambda load: _Steps(0.0, 1e-3, 1.0))
+    works.place(SessionMemory(device_bytes=1))
+    for each in [works, services.sessions.create(unseen=True)] * 300:
+        each.move(SessionState.QUEUED)
+        each.move(SessionState.IDLE)
+        load.sample()
+    said = {"context_tokens": 2, "prompt_tokens": 1, "completion_tokens": 1}
+    found = load.estimate(memory, [works], said, services.tenancy.quotas.limits(None), sees_all=True, longest=2)
+    assert found.agent.think_s == pytest.approx(2.0, rel=0.02)
