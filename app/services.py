@@ -65,7 +65,7 @@ async def running(
         if cluster is not None:
             await ends.enter_async_context(cluster.running(services.require_ready))
         endless = [sweep(registry), guard_host(executor, table, tenancy.quotas), _settle(executor, table)]
-        endless += [services.history.run(), services.history.watch(registry.memory)]
+        endless += [services.history.run(), services.history.watch(registry.try_memory)]
         endless += [services.findings.run(), services.findings.count()]
         if journal is not None and kv_dir is not None and room.beside(kv_dir) is room:
             endless.append(guard_disk(executor, journal, room))  # KV files share the journal's disk

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sqlite3
 import threading
 import time
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from app.domain.activations import CheckpointInfo
-from app.domain.errors import EngineAway, EngineError, JournalUnavailable
+from app.domain.errors import JournalUnavailable
 from app.domain.memory_map import MemoryMap, SessionMemory
 from app.domain.values import Phase, SessionId, SessionState
 from app.messages import Failed, Paused, TurnFinished
@@ -30,14 +31,16 @@ logger = logging.getLogger(__name__)
 
 FILE = "history.sqlite3"
 RUNNING = "running"
-"""An empty file beside it while a server runs. To remove it needs no room: a full disk is no kill."""
+"""An empty file beside it while a server runs, which touches it: a server that was killed was there until then. To
+remove it needs no room: a full disk is no kill.
+"""
 KEPT_S = 30 * 24 * 3600.0
 MOST_ENTRIES, MOST_MINUTES, MOST_CLOSED = 500_000, 500_000, 200_000
 """About 100 MB, 100 MB and 30 MB. The oldest go."""
 WRITE_S = 2.0
 """Between two writes, and how much a server that is killed forgets."""
-LOOK_AT_MEMORY_S, PATIENCE_S = 5.0, 5.0
-"""Between two looks at memory, and how long one waits for the engine."""
+LOOK_AT_MEMORY_S = 5.0
+"""Between two looks at memory."""
 SERVER = "\n"
 """Whose minutes are those of the whole server: memory that sessions share, and moves, are no tenant's. A tenants file
 cannot have this name.
@@ -104,10 +107,6 @@ class Minute:
         told = {**asdict(self), "agents": len(self.agents), "worst_ms": round(self.worst_ms, 1)}
         return {name: value for name, value in told.items() if value}
 
-    def take_turns(self, running: int, waiting: int) -> None:
-        """So many are there now."""
-        self.turns_running, self.turns_waiting = max(self.turns_running, running), max(self.turns_waiting, waiting)
-
 
 @dataclass(slots=True)
 class _Seen:
@@ -147,13 +146,19 @@ class History(Watcher):
         self._began = time.time()
         self._looked_at = 0.0
         self._is_failing = False
-        self.ended_badly = self._running is not None and self._running.exists()
+        killed_at = None
+        if self._running is not None:
+            with suppress(FileNotFoundError):
+                killed_at = self._running.stat().st_mtime
+        self.ended_badly = killed_at is not None
         """Whether the server before this one was killed, or crashed."""
-        self._mark_start(runs)
+        self._mark_start(runs, killed_at)
 
     def opened(self, session: Session) -> None:
         self._then.opened(session)
-        self._seen[session.id] = _Seen(session, session.placed, (session.phase, session.returns_at))
+        is_paused = session.state is SessionState.PAUSED  # a fork of one that is
+        signal = session.phase, session.returns_at
+        self._seen[session.id] = _Seen(session, session.placed, signal, is_paused=is_paused)
         come = "opened" if session.created_at >= self._began else "restored"
         self._note(
             session, come if session.arrived_at is None else "arrived",
@@ -189,9 +194,11 @@ class History(Watcher):
     def closed(self, session: Session) -> None:
         self._then.closed(session)
         if self._seen.pop(session.id, None) is not None:
-            self._note(session, "closed", name=session.label or None)
-            if not session.unseen:
-                self._closed.append((session.id, time.time(), session.owner or "", session.label))
+            is_kept = not (session.unseen or session.ephemeral)  # no text of a call that kept nothing is kept here
+            self._note(session, "closed", name=(session.label or None) if is_kept else None)
+            if is_kept:
+                name = session.label.encode(errors="replace").decode()  # SQLite takes no lone surrogates
+                self._closed.append((session.id, time.time(), session.owner or "", name))
 
     def departed(self, session: Session) -> None:
         self._then.departed(session)
@@ -252,45 +259,58 @@ class History(Watcher):
         """Note that this happens to the server now."""
         self._entries.append((time.time(), "", "", json.dumps({"kind": kind, **told})))
 
-    async def watch(self, read_memory: Callable[[], Awaitable[MemoryMap]]) -> None:
+    async def watch(self, read_memory: Callable[[], Awaitable[MemoryMap | None]]) -> None:
         """Look at memory and the queue, again and again. Endless."""
         while True:
-            with suppress(EngineError, EngineAway, TimeoutError):
-                async with asyncio.timeout(PATIENCE_S):
-                    self._sample(await read_memory())
+            if (memory := await read_memory()) is not None:
+                self._sample(memory)
             await asyncio.sleep(LOOK_AT_MEMORY_S)
 
     def _sample(self, memory: MemoryMap) -> None:
-        minute = self._minute(SERVER)
-        minute.device_bytes, minute.host_bytes = memory.device.owned_bytes, memory.host.owned_bytes
-        minute.disk_bytes = memory.disk.owned_bytes
-        minute.take_turns(memory.running, memory.waiting)
+        device, host, disk = (each.owned_bytes for each in (memory.device, memory.host, memory.disk))
+        self._note_use(SERVER, device, host, disk, memory.running, memory.waiting)
         for way, totals in memory.moves.items():
             before = self._moved.get(way, 0)
-            more = totals.bytes - (before if totals.bytes >= before else 0)  # another engine counts anew
-            setattr(minute, f"bytes_{way}", getattr(minute, f"bytes_{way}") + more)
+            if more := totals.bytes - (before if totals.bytes >= before else 0):  # another engine counts anew
+                minute = self._minute(SERVER)
+                setattr(minute, f"bytes_{way}", getattr(minute, f"bytes_{way}") + more)
             self._moved[way] = totals.bytes
         of_owner = defaultdict[str, list[Session]](list)
         for seen in self._seen.values():
             if seen.session.owner is not None:
                 of_owner[seen.session.owner].append(seen.session)
         for owner, sessions in of_owner.items():
-            held, states = [each.kv for each in sessions], [each.state for each in sessions]
-            if not any(each.tier for each in held) and not any(each.busy for each in sessions):
-                continue
+            kv, states = [each.kv for each in sessions], [each.state for each in sessions]
+            self._note_use(
+                owner,
+                sum(each.device_bytes for each in kv),
+                sum(each.host_bytes for each in kv),
+                sum(each.disk_bytes for each in kv),
+                states.count(SessionState.RUNNING),
+                states.count(SessionState.QUEUED),
+            )
+
+    def _note_use(self, owner: str, device: int, host: int, disk: int, running: int, waiting: int) -> None:
+        """Note what the owner has now. A minute in which it never has anything takes no room."""
+        if any((device, host, disk, running, waiting)) or (int(time.time() // 60), owner) in self._minutes:
             minute = self._minute(owner)
-            minute.device_bytes = sum(each.device_bytes for each in held)
-            minute.host_bytes = sum(each.host_bytes for each in held)
-            minute.disk_bytes = sum(each.disk_bytes for each in held)
-            minute.take_turns(states.count(SessionState.RUNNING), states.count(SessionState.QUEUED))
+            minute.device_bytes, minute.host_bytes, minute.disk_bytes = device, host, disk
+            minute.turns_running = max(minute.turns_running, running)
+            minute.turns_waiting = max(minute.turns_waiting, waiting)
 
     async def run(self) -> None:
-        """Write what there is, again and again. Endless."""
+        """Write what there is, again and again, and when the server was there last. Endless."""
         if self._running is not None:
             with suppress(OSError):
                 self._running.touch()
         while True:
-            await self.write()
+            try:
+                await self.write()
+            except Exception:  # the next notes may do better
+                logger.exception("the history of sessions was not written")
+            if self._running is not None:
+                with suppress(OSError):
+                    await asyncio.to_thread(os.utime, self._running)
             await asyncio.sleep(WRITE_S)
 
     async def write(self) -> None:
@@ -363,8 +383,9 @@ class History(Watcher):
         of_all = ", ".join(f"coalesce({how}, 0) AS {name}" for name, how in _KEPT.items())
         minutes = await asyncio.to_thread(
             self._read,
+            # So many minutes are in as many steps at least: no more need to be read.
             f"SELECT at / :step AS step, {sums} FROM (SELECT at, {of_all} FROM minute WHERE at >= :since {whose} "
-            "GROUP BY at) GROUP BY step ORDER BY step LIMIT :limit",
+            "GROUP BY at ORDER BY at LIMIT :limit * :step) GROUP BY step ORDER BY step LIMIT :limit",
             {
                 "since": int(since // step_s) * step,
                 "step": step,
@@ -389,16 +410,14 @@ class History(Watcher):
             with suppress(OSError):  # a folder that can only be read now
                 self._running.unlink()
 
-    def _mark_start(self, runs: dict[str, str]) -> None:
-        """Note the start, and how it differs from the last one. A server that was killed was there until its last
-        entry.
-        """
-        last, ran = list[Any](), list[Any]()
+    def _mark_start(self, runs: dict[str, str], killed_at: float | None) -> None:
+        """Note the start, how it differs from the last one, and when the server before was killed, if it was."""
+        ran = list[Any]()
         start = "SELECT body FROM entry WHERE session = '' AND body LIKE '%\"version\"%' ORDER BY id DESC LIMIT 1"
         with suppress(JournalUnavailable):
-            last, ran = self._read("SELECT at FROM entry ORDER BY id DESC LIMIT 1", []), self._read(start, [])
-        if self.ended_badly and last:
-            self._entries.append((*last[0], "", "", json.dumps({"kind": "killed"})))
+            ran = self._read(start, [])
+        if killed_at is not None:
+            self._entries.append((killed_at, "", "", json.dumps({"kind": "killed"})))
         is_other = any(not runs.items() <= json.loads(body).items() for (body,) in ran)
         self.mark("deployed" if is_other else "started", **runs)
 
@@ -461,7 +480,7 @@ class History(Watcher):
 
 _THERE = ("device_bytes", "host_bytes", "disk_bytes", "turns_running", "turns_waiting")
 _OF_READER = (*_THERE, "bytes_out", "bytes_in", "bytes_to_disk", "bytes_from_disk")
-"""What the whole server has minutes of: KV may be of several tenants."""
+"""Only the reader's own minutes have these, for who reads of all those of `SERVER`."""
 
 
 def _of_tenants(name: str) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 import re
 import shutil
 import time
@@ -116,16 +117,17 @@ def test_a_session_that_expired_meanwhile_is_gone(tmp_path: Path, monkeypatch: p
     with serving(folder) as http:
         brief, lasting = open_session(http, ttl_s=1), open_session(http, ttl_s=100)
         asked = [http.post("/v1/completions", json=call).headers["x-session-id"] for _ in range(2)]
+        http.post("/v1/completions", json=call | {"n": 2}).raise_for_status()  # leaves nothing to list
     assert asked[0] == asked[1]
     time.sleep(1)
     with serving(folder) as http:
         assert_error(http.get(f"/v1/sessions/{brief}"), 404, "not_found", param="session_id")
         assert [view["id"] for view in sessions(http)] == [lasting]
+        assert {each["id"] for each in http.get("/v1/sessions/closed").json()["data"]} == {brief, asked[0]}
         assert http.post("/v1/completions", json=call).raise_for_status().headers["x-session-id"] != asked[0]
 
 
-SESSIONS = 20
-NEXT = [7, 8]
+SESSIONS, NEXT = 20, [7, 8]
 SMALL_HOST = ("--kv-device", "4MiB", "--kv-host", "1MiB")
 KEPT = re.compile(r"sessions with KV on disk: (\d+), with (\d+) tokens; sessions that lose KV: (\d+), with (\d+)")
 TOLD = {"phase": "io_wait", "resume_in_ms": 60_000}
@@ -238,17 +240,19 @@ def test_a_closed_session_is_remembered_after_a_restart(tmp_path: Path, monkeypa
         wait_until(is_noted)
     monkeypatch.setattr("app.main.version", lambda name: "0.0")
     (folder / RUNNING).touch()  # as a kill leaves it
+    os.utime(folder / RUNNING, (began, began))
     with serving(folder) as http:
         generate(http, session, [9])
+        assert "recomputed: the server or its engine was started anew" in http.get("/v1/findings").text
+        wait_until(lambda: (folder / RUNNING).stat().st_mtime > began + 1)
         http.delete(f"/v1/sessions/{session}")
         told = timeline(http, session)[::-1]
         kinds = [entry["kind"] for entry in told if entry["kind"] != "moved"]
         assert kinds == ["opened", *("turn", "phase") * 2, "phase", "turn", "restored", "turn", "closed"]
         first, second, third, last = (entry for entry in told if entry["kind"] == "turn")
-        assert {name: first[name] for name in usage} == usage
-        assert (first["status"], first["late_s"]) == ("finished", None)
+        assert first == first | usage | {"status": "finished", "late_s": None, "recompute_reason": None}
         assert second["late_s"] > 0 > third["late_s"]
-        assert (first["recompute_reason"], last["recompute_reason"]) == (None, "restarted")
+        assert last["recompute_reason"] == "restarted"
         asked = [{"find": find} for find in ("ÄRGER ses_", session[-8:].upper(), "%")]
         found = [http.get("/v1/sessions/closed", params=each).json()["data"] for each in asked]
         assert [[each["name"] for each in page] for page in found] == [["Ärger"], ["Ärger"], []]
@@ -256,6 +260,7 @@ def test_a_closed_session_is_remembered_after_a_restart(tmp_path: Path, monkeypa
         assert timeline(http, session, limit=2, before=told[-1]["id"]) == told[-2:-4:-1]
         done = activity(http, since=began - 60, step_s=3600)
         assert [mark["kind"] for mark in done["marks"]] == ["started", "stopped", "killed", "deployed"]
+        assert done["marks"][2]["at"] == pytest.approx(began, abs=1e-3)
         prompts = sum(each["prompt_tokens"] for each in (first, second, third, last))
         wanted = {"turns": 4, "failed": 0, "late": 1, "prompt_tokens": prompts}
         assert {name: sum(each[name] for each in done["minutes"]) for name in wanted} == wanted
@@ -310,8 +315,7 @@ def test_no_tenant_sees_the_history_of_another(serve_with: ServeWith) -> None:
     path = f"/v1/sessions/{session}/timeline"
     assert http.get(path, headers=mine).json()["data"][0]["kind"] == "closed"
     assert_error(http.get(path, headers=others), 404, "not_found", param="session_id")
-    too_far = http.get(path, params={"before": 1 << 63}, headers=mine)
-    assert_error(too_far, 422, "field_out_of_range", param="before")
+    assert_error(http.get(path, params={"before": 1 << 63}, headers=mine), 422, "field_out_of_range", param="before")
     seen = [http.get("/v1/activity", headers=each).json()["minutes"] for each in (mine, others)]
     assert http.get("/v1/sessions/closed", headers=others).json()["data"] == []
     assert ([each["agents"] for each in seen[0]], seen[1]) == ([1], [])

@@ -334,6 +334,7 @@ def test_a_paused_turn_keeps_its_grammar_wherever_it_is(
     for server, each in ((http, session), (http, fork), (there, imported(there, content))):
         found = resume(server, each)
         assert (found["text"], found["finish_reason"]) == (whole["text"], "stop")
+        assert "resumed" in [entry["kind"] for entry in server.get(f"{each}/timeline").json()["data"]]
 
 
 def test_a_file_whose_turn_does_not_match_its_grammar_is_refused(http: httpx.Client) -> None:
