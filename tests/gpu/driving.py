@@ -152,17 +152,9 @@ class Driver:
         )
         return ticket
 
-    def answer(
-        self,
-        session: SessionId,
-        token_ids: Sequence[int],
-        max_tokens: int,
-        sampling: SamplingParams = GREEDY,
-        *,
-        replace: bool = False,
-    ) -> Ticket:
-        """Submit a turn, and step until it has ended."""
-        turn = self.submit(session, token_ids, max_tokens, sampling, replace=replace)
+    def answer(self, session: SessionId, token_ids: Sequence[int], *asked: Any, **more: Any) -> Ticket:
+        """Submit a turn, as `submit` takes it, and step until it has ended."""
+        turn = self.submit(session, token_ids, *asked, **more)
         self.finish(turn)
         return turn
 

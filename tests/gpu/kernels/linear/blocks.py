@@ -10,20 +10,9 @@ import torch
 from app.gpu.kernels.linear.base import BlockMatrix
 from app.gpu.kernels.linear.encodings import Codes, Grouped, pack_groups
 
-HALVES = {
-    "Q8_0": [0],
-    "Q4_0": [0],
-    "Q4_1": [0, 2],
-    "Q5_0": [0],
-    "Q5_1": [0, 2],
-    "Q4_K": [0, 2],
-    "Q5_K": [0, 2],
-    "Q6_K": [208],
-    "Q2_K": [80, 82],
-    "Q3_K": [108],
-    "IQ4_NL": [0],
-    "IQ4_XS": [0],
-}
+HALVES = {kind: [0] for kind in ("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS")}
+HALVES |= {kind: [0, 2] for kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K")}
+HALVES |= {"Q6_K": [208], "Q2_K": [80, 82], "Q3_K": [108]}
 """Where the float16 numbers of a block begin, by its kind."""
 ORDINARY = np.array([0.01, -0.02, 0.003, 0.5], np.float16)
 EXTREME = np.array([0.0, -0.0, 6e-8, -6e-8, 6.1e-5, -1.0, 65504.0, -65504.0], np.float16)
