@@ -1,75 +1,26 @@
 """What an engine's death leaves of sessions and their turns."""
 
 from array import array
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
 from app.domain.errors import DeadlyTurn, EngineRestarting
-from app.domain.values import FinishReason, ModelInfo, Ticket, TurnUsage
-from app.messages import (
-    Back,
-    Command,
-    Done,
-    Event,
-    Lost,
-    Open,
-    Replacement,
-    Rewind,
-    Started,
-    Submit,
-    Token,
-    TurnFinished,
-)
+from app.domain.values import FinishReason, Ticket, TurnUsage
+from app.messages import Back, Done, Event, Lost, Open, Rewind, Started, Submit, Token, TurnFinished
 from app.routers.dependencies import Services
 from app.sessions.charges import KNOWN_FOR_S, MOST_DEATHS, DeadlyTurns
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.turns import TurnRequest
 from app.text.generation import TextRule, TurnReader
-from tests.bridge.engines import TalkingEngine, app_of
+from tests.sessions.conftest import ListeningEngine
 from tests.taking_turns import GREEDY, LONG
 from tests.waiting import until
 
 DEATH = Lost("its process was ended by SIGKILL")
-
-
-@dataclass
-class ListeningEngine(TalkingEngine):
-    sent: list[Command] = field(default_factory=list)
-
-    def send(self, command: Command) -> None:
-        self.sent.append(command)
-
-    def tell(self, *events: Event | Replacement) -> None:
-        assert self.deliver is not None
-        self.deliver(events)
-
-    def last(self, kind: type[Command]) -> Command:
-        return [command for command in self.sent if isinstance(command, kind)][-1]
-
-
-@pytest.fixture
-def engine(info: ModelInfo) -> ListeningEngine:
-    return ListeningEngine(info)
-
-
-@pytest.fixture
-async def app(engine: ListeningEngine) -> AsyncIterator[FastAPI]:
-    app = app_of(engine, max_sessions=MOST_DEATHS)
-    async with app.router.lifespan_context(app):
-        await until(engine.runs.is_set)
-        yield app
-
-
-@pytest.fixture
-def registry(app: FastAPI) -> SessionRegistry:
-    services: Services = app.state.services
-    return services.sessions
 
 
 def begin(registry: SessionRegistry, session: Session, text: bytes, *, replace: bool = False) -> TurnReader:
@@ -93,23 +44,23 @@ def ticket_of(engine: ListeningEngine) -> Ticket:
 
 
 async def test_a_turn_that_has_finished_is_answered_though_the_engine_is_dead(
-    engine: ListeningEngine, registry: SessionRegistry
+    engine: ListeningEngine, on_paper: SessionRegistry
 ) -> None:
-    session = registry.create()
-    reader = begin(registry, session, b"ask")
+    session = on_paper.create()
+    reader = begin(on_paper, session, b"ask")
     engine.tell(*tokens_of(engine, b"yes!no"), end_of(engine, 3, 6), DEATH)
     assert isinstance(await reader.read(), TurnFinished)
     assert reader.text == "yes"
     assert bytes(session.history.tolist()) == b"askyes!"
     with pytest.raises(EngineRestarting):
-        registry.executor.check()
+        on_paper.executor.check()
 
 
 async def test_the_next_engine_has_no_token_behind_a_stop_string_that_was_found_late(
-    engine: ListeningEngine, registry: SessionRegistry
+    engine: ListeningEngine, on_paper: SessionRegistry
 ) -> None:
-    session = registry.create()
-    reader = begin(registry, session, b"ask")
+    session = on_paper.create()
+    reader = begin(on_paper, session, b"ask")
     engine.tell(*tokens_of(engine, b"yes!no"), end_of(engine, 3, 6), DEATH, Back())
     engine.sent.clear()
     await until(lambda: bool(engine.sent))
@@ -118,21 +69,21 @@ async def test_the_next_engine_has_no_token_behind_a_stop_string_that_was_found_
     assert bytes(opened.token_ids) == b"askyes!no"
     await reader.read()
     engine.tell(Done(opened.ticket))
-    await until(lambda: registry.executor.failure is None)
+    await until(lambda: on_paper.executor.failure is None)
     rewound = engine.last(Rewind)
     assert isinstance(rewound, Rewind)
     assert (rewound.session, rewound.to_token) == (session.id, len(session.history)) == (session.id, 7)
 
 
 async def test_a_stop_string_in_a_turn_that_has_failed_cuts_nothing(
-    engine: ListeningEngine, registry: SessionRegistry
+    engine: ListeningEngine, on_paper: SessionRegistry
 ) -> None:
-    session = registry.create()
-    reader = begin(registry, session, b"a long first question")
+    session = on_paper.create()
+    reader = begin(on_paper, session, b"a long first question")
     engine.tell(*tokens_of(engine, b"yes"), end_of(engine, 21, 3))
     await reader.read()
     before, cost = session.history.tolist(), session.usage.completion_tokens
-    reader = begin(registry, session, b"short", replace=True)
+    reader = begin(on_paper, session, b"short", replace=True)
     engine.tell(*tokens_of(engine, b"no!"), DEATH)
     with pytest.raises(EngineRestarting):
         await reader.read()
@@ -140,12 +91,12 @@ async def test_a_stop_string_in_a_turn_that_has_failed_cuts_nothing(
     assert session.usage.completion_tokens == cost
 
 
-async def test_metrics_are_there_when_no_engine_can_be_started(engine: ListeningEngine, app: FastAPI) -> None:
-    services: Services = app.state.services
+async def test_metrics_are_there_when_no_engine_can_be_started(engine: ListeningEngine, talking: FastAPI) -> None:
+    services: Services = talking.state.services
     services.sessions.executor.reopen = refuse
     engine.tell(DEATH, Back())
     await until(lambda: "no room" in (services.sessions.executor.failure or ""))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(talking), base_url="http://localhost") as http:
         answers = [await http.get("/ready"), await http.get("/metrics")]
     assert [answer.status_code for answer in answers] == [500, 200]
     assert "djinn_engine_up 0.0" in answers[1].text
@@ -172,32 +123,32 @@ async def die_beside(
 
 
 async def test_a_turn_that_was_there_at_three_deaths_is_not_run_again(
-    engine: ListeningEngine, registry: SessionRegistry
+    engine: ListeningEngine, on_paper: SessionRegistry
 ) -> None:
-    session = registry.create()
-    await die_beside(engine, registry, session, b"ask", times=2)
-    begin(registry, session, b"other")
+    session = on_paper.create()
+    await die_beside(engine, on_paper, session, b"ask", times=2)
+    begin(on_paper, session, b"other")
     engine.tell(*tokens_of(engine, b"yes"), end_of(engine, 5, 3))
     await until(lambda: not session.busy)
     session.truncate(0)
-    await die_beside(engine, registry, session, b"ask", times=1)
+    await die_beside(engine, on_paper, session, b"ask", times=1)
     with pytest.raises(DeadlyTurn, match="the engine died 3 times while this turn was there"):
-        begin(registry, session, b"ask")
+        begin(on_paper, session, b"ask")
     assert not session.busy
-    begin(registry, session, b"asks")
+    begin(on_paper, session, b"asks")
 
 
 async def test_a_turn_that_comes_to_its_end_was_not_what_ended_the_engine(
-    engine: ListeningEngine, registry: SessionRegistry
+    engine: ListeningEngine, on_paper: SessionRegistry
 ) -> None:
-    session = registry.create()
-    await die_beside(engine, registry, session, b"ask", times=2)
-    reader = begin(registry, session, b"ask")
+    session = on_paper.create()
+    await die_beside(engine, on_paper, session, b"ask", times=2)
+    reader = begin(on_paper, session, b"ask")
     engine.tell(*tokens_of(engine, b"yes"), end_of(engine, 3, 3))
     await reader.read()
     session.truncate(0)
-    await die_beside(engine, registry, session, b"ask", times=2)
-    begin(registry, session, b"ask")
+    await die_beside(engine, on_paper, session, b"ask", times=2)
+    begin(on_paper, session, b"ask")
 
 
 async def test_an_owner_is_not_refused_for_what_another_asks() -> None:

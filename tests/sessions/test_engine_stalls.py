@@ -1,7 +1,6 @@
 """What becomes of turns and sessions while the engine lives and makes no progress, and when it goes on."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -9,40 +8,19 @@ from fastapi import FastAPI
 
 from app.domain.breakpoints import NEXT_BREAKPOINT
 from app.domain.errors import DeadlyTurn, EngineStalled
-from app.domain.values import ModelInfo, SessionState
+from app.domain.values import SessionState
 from app.events import Scope
 from app.messages import Back, Close, Done, Fork, GoesOn, Open, Replacement, Stalled, Submit
-from app.routers.dependencies import Services
 from app.sessions.charges import MOST_DEATHS
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
-from tests.bridge.engines import app_of
 from tests.pausing import finish as finish_paused
 from tests.pausing import paused, whole
-from tests.sessions.test_engine_deaths import DEATH, ListeningEngine, begin, ticket_of, tokens_of
+from tests.sessions.conftest import ListeningEngine
+from tests.sessions.test_engine_deaths import DEATH, begin, ticket_of, tokens_of
 from tests.waiting import until
 
 DOUBT, STALL = (Stalled("its process has said nothing for 7 s", ends_turns) for ends_turns in (False, True))
-
-
-@pytest.fixture
-def engine(info: ModelInfo) -> ListeningEngine:
-    return ListeningEngine(info)
-
-
-@pytest.fixture
-async def talking(engine: ListeningEngine) -> AsyncIterator[FastAPI]:
-    app = app_of(engine)
-    async with app.router.lifespan_context(app):
-        await until(engine.runs.is_set)
-        yield app
-
-
-@pytest.fixture
-def on_paper(talking: FastAPI) -> SessionRegistry:
-    """Sessions whose engine says what the test has it say."""
-    services: Services = talking.state.services
-    return services.sessions
 
 
 async def test_new_turns_are_refused_at_once_and_those_that_run_wait_a_little(
