@@ -160,10 +160,15 @@ def test_the_live_stream_is_that_of_all_and_goes_on_where_it_ended(
     assert "snapshot" not in [name for name, _ in told]
 
 
-def test_the_past_is_that_of_all(client: httpx.Client, servers: Pair) -> None:
+def test_a_session_is_at_the_one_replica_that_its_id_names_and_the_past_is_that_of_all(
+    client: httpx.Client, servers: Pair
+) -> None:
     closed = [open_session(http) for http in servers.clients.values()]
     for session in closed:
         generate(client, session, [1], max_tokens=1)
+        (home,) = servers.owners(session)
+        tokens = servers.clients[home].get(f"/v1/sessions/{session}").json()["tokens"]
+        assert (home, tokens) == (home_of(session), 2)
         client.delete(f"/v1/sessions/{session}").raise_for_status()
     days = [http.get("/v1/activity?step_s=86400").json() for http in (client, servers.a, servers.b)]
     all_turns, *turns = (sum(day["turns"] for day in told["minutes"]) for told in days)
@@ -171,16 +176,6 @@ def test_the_past_is_that_of_all(client: httpx.Client, servers: Pair) -> None:
     assert {mark["replica"] for mark in days[0]["marks"]} == {"a", "b"}
     listed = client.get("/v1/sessions/closed?limit=2").json()["data"]
     assert [each["id"] for each in listed] == closed[::-1]
-
-
-def test_each_session_is_at_the_one_replica_that_its_id_names(
-    client: httpx.Client, sessions: list[str], servers: Pair
-) -> None:
-    for session in sessions:
-        generate(client, session, [7, 8], max_tokens=1)
-        views = {name: http.get(f"/v1/sessions/{session}") for name, http in servers.clients.items()}
-        assert [name for name, view in views.items() if view.status_code == 200] == [home_of(session)]
-        assert views[str(home_of(session))].json()["tokens"] == 3
 
 
 @pytest.mark.parametrize("session", ["ses_c_" + "0" * 36, "ses_" + "0" * 36, "nonsense", "%00", "ses_a_" + "0" * 36])
