@@ -112,6 +112,7 @@ def test_a_call_is_bound_to_one_session_by_a_name_of_sane_length(http: httpx.Cli
 
 
 UUID = "0a1b2c3d-0000-4000-8000-00000000000a"
+MEND = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "  Mend\nthe " + 9 * "bug "}]
 SAID: list[tuple[str, Any, dict[str, str], dict[str, str]]] = [
     (
         "/v1/responses",
@@ -131,17 +132,7 @@ SAID: list[tuple[str, Any, dict[str, str], dict[str, str]]] = [
         {"x-session-affinity": "ses", "thread-id": "ses"},
         {"client_session": "ses", "user": "ann"},
     ),
-    (
-        "/v1/chat/completions",
-        {
-            "messages": [
-                {"role": "system", "content": "Be brief."},
-                {"role": "user", "content": "  Mend\nthe " + 9 * "bug "},
-            ]
-        },
-        {},
-        {"name": "Mend the bug bug bug bug bug bug bug bug bug"},
-    ),
+    ("/v1/chat/completions", {"messages": MEND}, {}, {"name": "Mend the bug bug bug bug bug bug bug bug bug"}),
     (
         "/v1/responses",
         {"input": [{"role": "user", "content": [{"type": "input_text", "text": 99 * "é"}]}]},

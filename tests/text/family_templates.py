@@ -17,6 +17,8 @@ HERMES = f'\n<tool_call>\n{{"name": "{NAME}", "arguments": {JSON}}}\n</tool_call
 PARAMETERS = PAIRS + "<parameter={{ k }}>\n" + VALUE + "\n</parameter>\n{% endfor %}"
 CODER = f"\n<tool_call>\n<function={NAME}>\n{PARAMETERS}</function>\n</tool_call>"
 KEYS = PAIRS + "<arg_key>{{ k }}</arg_key>\n<arg_value>" + VALUE + "</arg_value>\n{% endfor %}"
+GLM = f"\n<tool_call>{NAME}\n{KEYS}</tool_call>"
+V11 = f"[TOOL_CALLS]{NAME}[ARGS]{JSON}"
 BEGIN, SEP = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 V3 = f"{BEGIN}function{SEP}{NAME}\n```json\n{JSON}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 V31 = f"{BEGIN}{NAME}{SEP}{JSON}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
@@ -30,6 +32,7 @@ TYPED = NAMED.replace('">', """" string="{{ 'true' if v is string else 'false' }
 DSML = f'<｜DSML｜function_calls>\n<｜DSML｜invoke name="{NAME}">\n{TYPED}</｜DSML｜invoke>\n</｜DSML｜function_calls>'
 LFM = f"<|tool_call_start|>[{NAME}({PAIRS}{{{{ k }}}}={{{{ v | tojson }}}}{COMMA})]<|tool_call_end|>"
 QUOTED = '{{ k }}:{% if v is string %}<|"|>{{ v }}<|"|>{% else %}{{ v }}{% endif %}'
+GEMMA_TURN = "<|turn>{{ m.role | replace('assistant', 'model') }}\nBODY<turn|>\n"
 GEMMA = f"<|tool_call>call:{NAME}{{{{ '{{' }}}}{PAIRS}{QUOTED}{COMMA}{{{{ '}}' }}}}<tool_call|>"
 LLAMA = """{{- '{"name": "' + f.name + '", ' }}{{- '"parameters": ' }}{{- f.arguments | tojson }}{{- '}' }}"""
 HARMONY = f"<|channel|>commentary to=functions.{NAME} <|constrain|>json<|message|>{JSON}<|call|>"
@@ -41,32 +44,17 @@ _FORMS = {
     "Granite": ("hermes", "", "<|start_of_role|>{{ m.role }}<|end_of_role|>BODY<|end_of_text|>\n", HERMES),
     "Qwen 3 Coder": ("qwen3_coder", TOOLS, CHATML, CODER),
     "Qwen 3.5": ("qwen3_coder+think", TOOLS, THINKS, CODER),
-    "GLM 4.5": (
-        "glm+think",
-        "[gMASK]<sop>",
-        f"<|{{{{ m.role }}}}|>\n{THOUGHT}BODY",
-        f"\n<tool_call>{NAME}\n{KEYS}</tool_call>",
-    ),
+    "GLM 4.5": ("glm+think", "[gMASK]<sop>", f"<|{{{{ m.role }}}}|>\n{THOUGHT}BODY", GLM),
     "DeepSeek V3": ("deepseek_v3", "", DEEPSEEK, V3),
     "DeepSeek V3.1": ("deepseek_v31+think", "{# </think> #}", DEEPSEEK, V31),
     "DeepSeek V3.2": ("deepseek_v32+think", "{# </think> #}", DEEPSEEK, DSML),
     "Kimi K2": ("kimi_k2", TOOLS, "<|im_{{ m.role }}|>{{ m.name or m.role }}<|im_middle|>BODY<|im_end|>", KIMI),
     "MiniMax M2": ("minimax_m2+think", "", "]~b]{{ m.role }}\n" + THOUGHT + "BODY[e~[\n", MINIMAX),
     "LFM 2": ("lfm2", TOOLS, CHATML, LFM),
-    "Gemma 4": (
-        "gemma4",
-        "{# <channel|> #}",
-        "<|turn>{{ m.role | replace('assistant', 'model') }}\nBODY<turn|>\n",
-        GEMMA,
-    ),
+    "Gemma 4": ("gemma4", "{# <channel|> #}", GEMMA_TURN, GEMMA),
     "Llama 3": ("llama", "", "<|start_header_id|>{{ m.role }}<|end_header_id|>\n\nBODY<|eot_id|>", LLAMA),
     "Mistral Nemo": ("mistral", "", NEMO, f'[TOOL_CALLS] [{{"name": "{NAME}", "arguments": {JSON}}}]'),
-    "Magistral": (
-        "mistral_v11+brackets",
-        "{# [/THINK] #}",
-        "[{{ m.role | upper }}]BODY",
-        f"[TOOL_CALLS]{NAME}[ARGS]{JSON}",
-    ),
+    "Magistral": ("mistral_v11+brackets", "{# [/THINK] #}", "[{{ m.role | upper }}]BODY", V11),
     "gpt-oss": ("harmony", "{# <|channel|>analysis #}", OSS, HARMONY),
 }
 """How Djinn names the family's talk, what stands in front of all, a turn around its BODY, and a call."""

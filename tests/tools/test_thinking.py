@@ -179,19 +179,8 @@ def test_a_budget_ends_the_thoughts_and_nothing_else() -> None:
     assert turn_grammar(None, ToolUse(), model, Opening.CLOSED, 3) is None
 
 
-SUM = Tool(
-    "sum",
-    None,
-    {
-        "properties": {
-            "text": {"type": "string"},
-            "n": {"type": "integer"},
-            "kind": {"enum": ["a", "b"]},
-            "way": {"const": "w"},
-        },
-        "required": ["text"],
-    },
-)
+FIELDS = {"text": {"type": "string"}, "n": {"type": "integer"}, "kind": {"enum": ["a", "b"]}, "way": {"const": "w"}}
+SUM = Tool("sum", None, {"properties": FIELDS, "required": ["text"]})
 
 
 @ALL_FORMATS

@@ -8,24 +8,11 @@ GREEDY: Any = {"model": MODEL, "temperature": 0, "max_output_tokens": 8, "extra_
 LETTERS: Any = {**GREEDY, "extra_body": {"structured_outputs": {"regex": "[a-z]{8}"}}}
 """Asks for text that becomes the same tokens again when a client sends it back."""
 LONG: Any = {"model": MODEL, "input": "x", "extra_body": {"ignore_eos": True}}
-LOOK_UP: Any = {
-    "type": "function",
-    "name": "look_up",
-    "parameters": {
-        "type": "object",
-        "properties": {"deep": {"type": "boolean"}},
-        "required": ["deep"],
-        "additionalProperties": False,
-    },
-    "strict": True,
-}
-CALLING: Any = {
-    "model": MODEL,
-    "tools": [LOOK_UP],
-    "tool_choice": "required",
-    "parallel_tool_calls": False,
-    "max_output_tokens": 200,
-}
+DEPTH: Any = {"type": "object", "properties": {"deep": {"type": "boolean"}}, "required": ["deep"]}
+DEPTH["additionalProperties"] = False
+LOOK_UP: Any = {"type": "function", "name": "look_up", "parameters": DEPTH, "strict": True}
+CALLING: Any = {"model": MODEL, "tools": [LOOK_UP], "tool_choice": "required", "max_output_tokens": 200}
+CALLING["parallel_tool_calls"] = False
 
 
 def output_of(call_id: str) -> Any:

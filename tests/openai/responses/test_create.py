@@ -11,16 +11,9 @@ from tests.errors import assert_error
 from tests.openai.conftest import MODEL
 from tests.openai.responses.asking import CALLING, GREEDY, LOOK_UP, folded, output_of
 
-TEXT_EVENTS = [
-    "response.created",
-    "response.in_progress",
-    "response.output_item.added",
-    "response.content_part.added",
-    "response.output_text.delta",
-    "response.output_text.done",
-    "response.content_part.done",
-    "response.output_item.done",
-]
+BEGUN = ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
+WRITTEN = ["response.output_text.delta", "response.output_text.done"]
+TEXT_EVENTS = [*BEGUN, *WRITTEN, "response.content_part.done", "response.output_item.done"]
 
 
 def chat_of(sdk: Any, *messages: Any) -> Any:
