@@ -6,12 +6,17 @@ import httpx
 from starlette.responses import JSONResponse, Response
 
 
-def assert_messages_error(response: httpx.Response, status: int) -> str:
-    """Check the error body and status of a route of Anthropic's API; returns the message."""
+def assert_messages_error(response: httpx.Response, status: int, kind: str | None = None) -> str:
+    """Check the error body and status of a route of Anthropic's API, and with a kind also that, and that the headers
+    name the request too; returns the message.
+    """
     assert response.status_code == status, response.text
     body: dict[str, Any] = response.json()
     assert body.keys() == {"type", "error", "request_id"}
     assert body["error"].keys() == {"type", "message"}
+    if kind is not None:
+        assert (body["type"], body["error"]["type"]) == ("error", kind)
+        assert body["request_id"] == response.headers["request-id"] == response.headers["x-request-id"]
     message: str = body["error"]["message"]
     return message
 
