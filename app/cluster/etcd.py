@@ -174,8 +174,7 @@ class EtcdStore(Store):
 
     def _range(self, prefix: str) -> dict[str, str]:
         first = f"{self._root}{prefix}".encode()
-        last = first[:-1] + bytes([first[-1] + 1])
-        return {"key": _base64(first), "range_end": _base64(last)}
+        return {"key": _base64(first), "range_end": _base64(first[:-1] + bytes([first[-1] + 1]))}
 
 
 def _base64(text: str | bytes) -> str:
