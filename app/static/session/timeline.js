@@ -82,7 +82,7 @@ function Lanes({ lanes, start, now }) {
       <${Lane} label="Phase">${lanes.phase.filter(seen).map((span) => html`<${Span} key=${span.from} span=${span} scale=${scale}
         name=${`phase-${span.value}`} said=${span.value} />`)}<//>
       <${Lane} label="Turn">
-        ${lanes.turns.filter(seen).map((turn) => html`<${Turn} key=${turn.from} turn=${turn} scale=${scale} now=${now} />`)}
+        ${lanes.turns.filter(seen).map((turn) => html`<${Turn} key=${turn.from} turn=${turn} pauses=${lanes.pauses} scale=${scale} now=${now} />`)}
         ${lanes.pauses.filter(seen).map((span) => html`<${Span} key=${span.from} span=${span} scale=${scale}
           name="state-paused" said=${span.value} />`)}
       <//>
@@ -99,8 +99,9 @@ const Span = ({ span, scale, name, said }) => html`
   <span class=${`span ${name}`} style=${at(scale, span.from, span.to)} title=${`${said}: ${seconds(span.to - span.from)}`}>${said}</span>
 `;
 
-/** A turn: its waits in front, then what it generated: if all came at once, that took no time, but tells how the turn ended. */
-function Turn({ turn, scale, now }) {
+/** A turn: its waits in front, then what it generated: if all came at once, that took no time, but tells how the turn ended.
+ * That stands behind the last pause, which is drawn over the turn. */
+function Turn({ turn, pauses, scale, now }) {
   const to = turn.to ?? now;
   const parts = [];
   let from = turn.from;
@@ -110,7 +111,9 @@ function Turn({ turn, scale, now }) {
     from = end;
   }
   parts.push({ part: "decode", from: Math.min(from, to), end: to, said: turn.to === null ? "running" : `${turn.reason} after ${seconds(to - turn.from)}` });
-  return parts.map(({ part, from, end, said }) => html`<span key=${part} class=${`span ${part}`} style=${at(scale, from, end)} title=${said}>${said}</span>`);
+  const resumed = Math.max(...pauses.filter((each) => each.from >= turn.from && each.to < to).map((each) => each.to));
+  const indent = (from, end) => (resumed > from && resumed < end ? { paddingInlineStart: `calc(5px + ${scale(resumed) - scale(from)}%)` } : {});
+  return parts.map(({ part, from, end, said }) => html`<span key=${part} class=${`span ${part}`} style=${{ ...at(scale, from, end), ...indent(from, end) }} title=${said}>${said}</span>`);
 }
 
 const tierText = ({ value, kv }) =>

@@ -20,16 +20,16 @@ import { creating } from "./open.js";
 
 const size = (count) => (count === 0 ? html`<span class="dim">${bytes(0)}</span>` : bytes(count));
 
-/** `by` is what a column is sorted by; `width` is in pixels, for one that `grows` the least. A phone has room for some. */
+/** `by` is what a column is sorted by; `width` is in pixels, the least for one that `grows` with the table. A phone has room for some. */
 const COLUMNS = [
-  { title: "Session", by: "name", width: 176, grows: true, onPhone: 114, cell: (view) => html`<${Name} view=${view} />` },
-  { title: "Tags", width: 128, grows: true, cell: (view) => html`<${Tags} view=${view} />` },
+  { title: "Session", by: "name", width: 176, grows: "18%", onPhone: 114, cell: (view) => html`<${Name} view=${view} />` },
+  { title: "Tags", width: 112, grows: "auto", cell: (view) => html`<${Tags} view=${view} />` },
   { title: "Turn, phase", about: "what its turn does, or without one the phase that its client has said", by: "turn", width: 104, onPhone: 96, cell: (view) => html`<${Doing} view=${view} />` },
   { title: "Tokens", by: "tokens", width: 64, onPhone: 60, isNumber: true, cell: (view) => number(view.tokens) },
   ...TIERS.map((by) => ({ title: tierName[by], by, width: 68, isNumber: true, cell: (view) => size(bytesIn(view, by)) })),
-  { title: "Queue, restore, prefill", about: "what the last turn's first token waited for", by: "resume", width: 184, isNumber: true, cell: (view) => html`<${Resume} ...${view.usage.resume_ms} />` },
+  { title: "Queue, restore, prefill", about: "what the last turn's first token waited for", by: "resume", width: 176, isNumber: true, cell: (view) => html`<${Resume} ...${view.usage.resume_ms} />` },
   { title: "Created", by: "created", width: 84, isNumber: true, cell: (view) => `${coarse(now.value - view.created_at)} ago` },
-  { title: "Returns", about: "when the client has said that it comes back", by: "returns", width: 88, isNumber: true, onPhone: 84, cell: (view) => html`<${Returns} view=${view} />` },
+  { title: "Returns", about: "when the client has said that it comes back", by: "returns", width: 84, isNumber: true, onPhone: 84, cell: (view) => html`<${Returns} view=${view} />` },
 ];
 
 const Name = ({ view }) => html`<a class="name" href=${linkTo(view.id)} title=${view.id}><${Named} view=${view} /></a>`;
@@ -55,7 +55,7 @@ function Returns({ view }) {
 
 /** Those that are shown. */
 const columns = computed(() =>
-  isPhone.value ? COLUMNS.filter(({ onPhone }) => onPhone).map((column) => ({ ...column, width: column.onPhone })) : COLUMNS);
+  isPhone.value ? COLUMNS.filter(({ onPhone }) => onPhone).map((column) => ({ ...column, width: column.onPhone, grows: column.grows && "auto" })) : COLUMNS);
 
 /** Pixels of a row; a finger needs more. */
 const height = computed(() => (isRoomy.value || isPhone.value ? 40 : 28));
@@ -84,7 +84,7 @@ export function Table() {
 }
 
 const Head = () => html`
-  <colgroup>${columns.value.map(({ title, width, grows }) => html`<col key=${title} style=${{ width: grows ? "" : `${width}px` }} />`)}<col style=${{ width: `${actionsWidth.value}px` }} /></colgroup>
+  <colgroup>${columns.value.map(({ title, width, grows }) => html`<col key=${title} style=${{ width: grows ?? `${width}px` }} />`)}<col style=${{ width: `${actionsWidth.value}px` }} /></colgroup>
   <thead><tr aria-rowindex="1">
     ${columns.value.map((column) => html`<${Title} key=${column.title} ...${column} />`)}
     <th scope="col" class="actions"><span class=${isPhone.value ? "hidden" : null}>Actions</span></th>

@@ -12,7 +12,7 @@ import { go, linkTo } from "../../state/route.js";
 import { sessionOf } from "../../state/sessions.js";
 import { passing } from "../listing.js";
 import { bytesIn, leftOf, lookOf, LOOKS, phaseOf, tagsOf, tierName, TIERS } from "../looks.js";
-import { corners, drawn, keepPlan, more, placesOf, resize, without } from "./plan.js";
+import { corners, drawn, keepPlan, more, placesOf, resize, shown, without } from "./plan.js";
 
 export function Board() {
   const board = useRef(null);
@@ -65,7 +65,7 @@ function LaneGround({ tier }) {
           ${missed > 0 && html`<b title="too small to draw: the table has all">+ ${number(missed)} more</b>`}</p>`}
     </header>
     <div class="field" data-tier=${tier}>
-      <p class="dim">${use && said(tier, use)}</p>
+      <p class="dim">${use && !shown.value[tier] && said(tier, use)}</p>
       <i class="cached" style=${{ height: `${(100 * use?.cached_bytes) / use?.total_bytes || 0}%` }}></i>
     </div>
   </section>`;

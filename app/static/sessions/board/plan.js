@@ -12,6 +12,8 @@ export const drawn = signal([]);
 export const corners = signal({ device: [0, 0], host: [0, 0], disk: [0, 0] });
 /** How many sessions of each lane found no room in it. */
 export const more = signal({});
+/** How many sessions of each lane have a cell in it: news of memory may be older. */
+export const shown = signal({});
 /** How many sessions hold no KV. */
 export const without = signal(0);
 
@@ -75,6 +77,7 @@ function update() {
     drawn.value = ids.value;
     without.value = views.filter((view) => bytesOf(view) === 0).length;
     more.value = each((tier) => lanes[tier].missed);
+    shown.value = each((tier) => lanes[tier].spots.size);
   }));
 }
 
