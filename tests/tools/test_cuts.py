@@ -205,9 +205,9 @@ def test_at_every_cut_pieces_tell_what_is_told_at_once(
 def test_answers_are_read_as_transformers_reads_them(kind: str, texts: Any, calls: Any, thinks: bool) -> None:
     """By its own parser with its own templates; ours by the family's description, and by the same template."""
     (form, thinking), template = TEMPLATES[kind], template_of(kind)
-    # Transformers takes a word in a text for the name of an argument, and blanks for nothing.
+    # Transformers takes a word in a text for the name of an argument, and drops blanks at the ends of some texts.
     assume(kind != "gemma4" or not re.search(r"[{,]\s*\w+\s*:", json.dumps(calls)))
-    assume(kind != "qwen3_5" or not any(re.fullmatch(r"\s+", str(it)) for _, given in calls for it in given.values()))
+    assume(kind != "qwen3_5" or not any(str(it) != str(it).strip() for _, given in calls for it in given.values()))
     thought = thinking.open + texts[0] + thinking.end if thinks else ""
     text = thought + texts[1] + (write(form, *((name, json.dumps(given)) for name, given in calls)) if calls else "")
     read = parse_response(text, template, prefix="", tools=[tool.for_template() for tool in TOOLS])
