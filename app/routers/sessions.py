@@ -158,12 +158,17 @@ async def get_timeline(
     owner: OwnerDep,
     is_operator: OperatorDep,
 ) -> Any:
-    """What happened to a session in the last 30 days, also after restarts and once it is closed."""
+    """What happened to a session in the last 30 days, also after restarts and once it is closed. In a cluster, what
+    happened since it came to its home.
+    """
+    table = services.sessions.table
+    if table.find(SessionId(session_id)) is None:
+        table.require_home(SessionId(session_id), owner, is_operator)
     found = await services.history.timeline(
         SessionId(session_id), owner, is_operator=is_operator, before=query.before, limit=query.limit + 1
     )
     if not found and query.before is None:
-        services.sessions.table.get(session_id, owner, or_any=is_operator)
+        table.get(session_id, owner, or_any=is_operator)
     return {"data": found[: query.limit], "has_more": len(found) > query.limit}
 
 

@@ -184,6 +184,10 @@ class Load:
         steps = self._steps() if sees_all else None
         agent = self._agent(sessions, said, steps, longest)
         tokens = agent.prompt_tokens + agent.completion_tokens
+        for name in ("prompt_tokens", "completion_tokens"):
+            if name in said and tokens > longest:
+                about = f"must be from 1 to {longest}, what the model takes, together with what else a turn adds"
+                raise FieldOutOfRange(f"{name} {about}; got {said[name]:.0f}", param=name)
         if not tokens <= agent.context_tokens <= longest:
             about = f"must be from {tokens}, what a turn adds, to {longest}, what the model takes"
             raise FieldOutOfRange(f"context_tokens {about}; got {agent.context_tokens}", param="context_tokens")

@@ -107,6 +107,7 @@ def _allowed(schema: Schema) -> str:
     kind = schema.get("type", "object")
     noun = NOUNS[kind][0]
     if kind in ("integer", "number"):
+        noun = f"a multiple of {schema['multipleOf']}" if "multipleOf" in schema else noun
         return f"{noun} {_range(schema)}".rstrip()
     if schema.get("maxItems") == 0:
         return "an empty list"

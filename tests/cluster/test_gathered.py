@@ -152,6 +152,8 @@ def test_the_live_stream_is_that_of_all_and_goes_on_where_it_ended(
     created = open_session(servers.b)
     sessions.append(created)
     servers.moved(created, "b", "a")
+    first = client.get(f"/v1/sessions/{created}/timeline").json()["data"][-1]
+    assert first["kind"] == "arrived", "what was before stays at its former home"
     servers.b.delete(f"/v1/sessions/{(other := open_session(servers.b))}")
     with reading(client, last_id) as reader:
         told = reader.until("session", change="closed")

@@ -76,6 +76,10 @@ def test_an_estimate_for_no_size_or_speed_is_refused(http: httpx.Client, param: 
     response = http.post("/v1/capacity/estimate", json=sizes)
     told = assert_error(response, 422, "field_out_of_range", param="context_tokens")
     assert "from 16, what a turn adds, to 1024" in told
+    response = http.post("/v1/capacity/estimate", json={**sizes, "prompt_tokens": 1 << 20})
+    assert "from 1 to 1024" in assert_error(response, 422, "field_out_of_range", param="prompt_tokens")
+    step_s = http.get("/v1/activity?step_s=61")
+    assert "a multiple of 60 from 60 to 86400" in assert_error(step_s, 422, "field_out_of_range", param="step_s")
 
 
 def test_the_page_needs_no_key_but_the_api_does(serve_with: ServeWith) -> None:
