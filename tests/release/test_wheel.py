@@ -87,7 +87,7 @@ def test_the_version_is_that_of_the_wheel_and_the_client_that_of_its_own_distrib
 def test_a_server_answers_and_has_its_pages(bare: WheelEnvironment) -> None:
     with serving(bare) as url:
         assert generate(url) == 8
-        for path in ("/", "/docs", "/static/main.js", "/static/vendor/swagger/swagger-ui.css", "/openapi.json"):
+        for path in ("/", "/docs", "/static/shell/app.js", "/static/vendor/swagger/swagger-ui.css", "/openapi.json"):
             assert httpx.get(url + path, timeout=30).status_code == 200, path
 
 
