@@ -245,7 +245,7 @@ def merged_uploads(lists: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def merged_page(pages: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any]:
-    """A page of `limit` sessions by id, or of closed ones, the last first. Of one that moves, the later use counts."""
+    """A page of `limit` sessions by id, or of closed ones, the latest first. Of two views the newer one counts."""
     time = "closed_at" if any("closed_at" in each for page in pages for each in page["data"]) else "used_at"
     listed = sorted((session for page in pages for session in page["data"]), key=lambda session: session[time])
     found = {session["id"]: session for session in listed}

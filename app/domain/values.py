@@ -128,7 +128,7 @@ class FinishReason(StrEnum):
     PROBE = "probe"
     """A probe found more than it may."""
     SHUTDOWN = "shutdown"
-    """It was paused, and the server ended: nobody could have resumed it."""
+    """The server ended while the turn was paused."""
 
 
 @dataclass(frozen=True, slots=True)

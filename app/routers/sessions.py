@@ -126,7 +126,7 @@ async def get_history(
     session: SessionDep, query: Annotated[HistoryQuery, Query()], services: ServicesDep
 ) -> HistoryView:
     """The tokens that the session holds, in order: `token_ids[i]` stands at the position `start` + i that `rewind`
-    means. While a turn runs, those of it that are there already are told too.
+    means. A running turn's tokens are in it as they are generated.
     """
     history, tokens = session.history[:], services.tokens
     found, text, pieces = history[query.start :].tolist(), "", None
@@ -158,8 +158,8 @@ async def get_timeline(
     owner: OwnerDep,
     is_operator: OperatorDep,
 ) -> Any:
-    """What happened to a session in the last 30 days, also after restarts and once it is closed. In a cluster, what
-    happened since it came to its home.
+    """What happened to a session in the last 30 days, also after restarts and once it is closed. In a cluster, it
+    begins when the session came to its present home.
     """
     table = services.sessions.table
     if table.find(SessionId(session_id)) is None:

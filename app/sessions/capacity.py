@@ -1,11 +1,13 @@
-"""How many more agents a server has room for: such as those of the last minutes, or such as the caller describes."""
+"""What a server did in the last minutes, and how many more agents it has room for."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Literal
 
 from app.domain.errors import FieldOutOfRange
@@ -15,22 +17,26 @@ from app.machine.files import size
 from app.sessions.session import Session
 from app.sessions.table import SessionTable
 from app.settings import Settings
-from app.telemetry.recent import KEPT_S, RecentCounts
 
+Totals = Mapping[tuple[str, str], float]
+"""Counters since the start, by their name in `/metrics` and their label's value, which is empty without a label."""
+LOOK_S = 5.0
+"""Between two looks at the counters, at least."""
+KEPT_S = 900.0
+"""The longest that an alert looks back."""
 SAMPLE_S = 1.0
 HORIZON_S = 120.0
 """Over how long means go for what there is room for."""
 FORGOTTEN = 1e-3
-"""What a mean has come to a quarter of an hour after the last turn: nothing."""
+"""A mean below this counts as 0: it has fallen to it a quarter of an hour after the last turn."""
 MANY_WAITING = 0.5
 """Turns in the queue, on average: more agents would only make it longer."""
 FIRST_TOKEN_S = 1.0
 """How long an agent may wait for its first token, unless the caller says."""
-
 TURNS_S = 600.0
-"""How old turns may be to tell what agents do."""
+"""Turns older than this say nothing of what agents do now."""
 LEAST_S = 0.001
-"""Of a turn: none takes no time."""
+"""The shortest turn that is assumed."""
 
 LimitName = Literal[
     "device_memory",
@@ -81,7 +87,7 @@ class Estimate:
 
     @property
     def limit(self) -> LimitName:
-        """The one that is met first."""
+        """The limit that allows the fewest agents."""
         known = {name: most for name, most in self.limits.items() if most is not None}
         return min(known, key=known.__getitem__)
 
@@ -118,8 +124,54 @@ class _Steps:
         return self.fixed_s + self.token_s * tokens
 
 
+class RecentCounts:
+    """How much the counters of a server have risen over the last minutes: what alerts ask Prometheus for, asked here.
+
+    Used on the event loop only. `read` returns the totals, and of the engine those that a memory map has.
+    """
+
+    def __init__(self, read: Callable[[MemoryMap | None], Totals]) -> None:
+        self._read = read
+        self._last: dict[tuple[str, str], float] = {}
+        self._sums = Counter[tuple[str, str]]()
+        self._kept = deque[tuple[float, Counter[tuple[str, str]]]](maxlen=int(KEPT_S / LOOK_S) + 1)
+        self.note(None)
+
+    def note(self, memory: MemoryMap | None) -> None:
+        """Read the totals, unless that was done within `LOOK_S`. A counter that fell began at 0 again: another engine
+        has been started.
+        """
+        now = time.monotonic()
+        if self._kept and now - self._kept[-1][0] < LOOK_S:
+            return
+        for key, total in self._read(memory).items():
+            before = self._last.get(key, 0.0)
+            self._sums[key] += total - before if total >= before else total  # type: ignore[assignment]  # seconds are no whole numbers
+            self._last[key] = total
+        self._kept.append((now, self._sums.copy()))
+
+    def by_label(self, name: str, seconds: float) -> Counter[str]:
+        """How much a counter has risen over the last `seconds`, by label: since the last look before them."""
+        since = time.monotonic() - seconds
+        before = next((sums for at, sums in reversed(self._kept) if at <= since), self._kept[0][1])
+        rises = {label: total - before[of, label] for (of, label), total in self._sums.items() if of == name}
+        return Counter({label: rise for label, rise in rises.items() if rise > 0})
+
+    def intervals(self, names: Sequence[str], seconds: float) -> Iterator[list[float]]:
+        """For each two looks in a row within `seconds`: how much each of the counters rose between them."""
+        since = time.monotonic() - seconds
+        for (_, before), (at, after) in pairwise(self._kept):
+            if at >= since:
+                rises = after - before
+                yield [sum(rise for (of, _), rise in rises.items() if of == name) for name in names]
+
+    def rise(self, name: str, seconds: float) -> int:
+        """How much a counter has risen over the last `seconds`, summed over its labels."""
+        return int(self.by_label(name, seconds).total())
+
+
 class Load:
-    """What the agents of the last minutes took. Used on the event loop only."""
+    """What agents have used over the last minutes, and from it how many fit. Used on the event loop only."""
 
     def __init__(self, table: SessionTable, settings: Settings, recent: RecentCounts) -> None:
         self._table, self._recent, self._max_running = table, recent, settings.max_running
@@ -147,7 +199,7 @@ class Load:
             setattr(self._means, each.name, mean if mean > FORGOTTEN else 0.0)
 
     def capacity(self, memory: MemoryMap) -> Capacity | None:
-        """What there is room for, if the next agents do as those of the last minutes; None where nothing was done."""
+        """How many agents fit that do as those of the last minutes; None if no agent did anything."""
         means = self._means
         if not means.working or not means.kv_of_working:
             return None
@@ -194,7 +246,7 @@ class Load:
         turn_s = None if steps is None else self._turn_s(agent, steps)
         cycle_s = (turn_s or 0.0) + agent.think_s + agent.tools_s
         held = memory.blocks.of(agent.context_tokens) * memory.block_bytes
-        # What is not known is taken to be always: a turn that has not been timed is the whole of the time.
+        # Without a measured turn, an agent is assumed to work and to hold the device all the time.
         works = 1.0 if turn_s is None else turn_s / cycle_s
         stays = 1.0 if turn_s is None else (turn_s + agent.think_s) / cycle_s
         most: dict[LimitName, float | None] = {
@@ -219,7 +271,7 @@ class Load:
     def _agent(
         self, sessions: Collection[Session], said: Mapping[str, float], steps: _Steps | None, longest: int
     ) -> Agent:
-        """What the caller says of an agent; the rest as its sessions of the last minutes have it."""
+        """An agent as the caller describes it. Its sessions of the last minutes say what the caller leaves out."""
         recent = [each for each in sessions if each.is_agent and time.time() - each.used_at < TURNS_S]
         turns = [(each, last) for each in recent if (last := each.usage.last) is not None]
         found = {
@@ -259,18 +311,18 @@ class Load:
         mean_s = sum(each * seconds for each, _, seconds in seen) / weight
         spread = sum(each * (tokens - mean_tokens) ** 2 for each, tokens, _ in seen)
         both = sum(each * (tokens - mean_tokens) * (seconds - mean_s) for each, tokens, seconds in seen)
-        # Where all steps were alike, none of their time is taken to be fixed: the estimate is rather too low.
+        # If all steps had the same size, no part of their time counts as fixed. The estimate is then too low.
         most_s = mean_s / mean_tokens
         token_s = min(most_s, max(0.0, both / spread)) if spread > 1e-6 * weight else most_s
         return _Steps(mean_s - token_s * mean_tokens, token_s, max(tokens for _, tokens, _ in seen))
 
     def _turn_s(self, agent: Agent, steps: _Steps) -> float:
-        """A turn beside as many others as run at most."""
+        """Seconds that a turn takes while as many others run as may."""
         turn_s = agent.prompt_tokens * steps.token_s + agent.completion_tokens * steps.seconds(self._max_running)
         return max(LEAST_S, turn_s)
 
     def _by_rate(self, agent: Agent, steps: _Steps, cycle_s: float) -> float:
-        """As many as leave the device so much idle that first tokens come in time (M/M/1, processor sharing)."""
+        """How many agents leave the device idle enough for first tokens in time (M/M/1, processor sharing)."""
         tokens = max(self._max_running, steps.most)
         rate = tokens / steps.seconds(tokens)
         alone_s = steps.seconds(agent.prompt_tokens)
@@ -278,7 +330,7 @@ class Load:
         return busy * rate * cycle_s / (agent.prompt_tokens + agent.completion_tokens)
 
     def _by_moves(self, memory: MemoryMap, held: int, cycle_s: float) -> float | None:
-        """As many as can leave the device and come back once in each cycle."""
+        """How many agents can leave the device and come back once in each cycle."""
         speeds = [memory.moves[way].bytes_per_s for way in ("out", "in") if way in memory.moves]
         known = [speed for speed in speeds if speed]
         return min(known) * cycle_s / held if known else None

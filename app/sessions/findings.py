@@ -20,11 +20,10 @@ from app.domain.memory_map import MemoryMap
 from app.domain.values import Phase, SessionId, SessionState, Tier
 from app.machine.budget import DiskRoom
 from app.machine.files import counted, size
-from app.sessions.capacity import SAMPLE_S, Load
+from app.sessions.capacity import SAMPLE_S, Load, RecentCounts, Totals
 from app.sessions.session import RecomputeReason, Session
 from app.sessions.table import SessionTable
 from app.settings import Settings
-from app.telemetry.recent import RecentCounts, Totals
 
 FindingKind = Literal[
     "unready",
@@ -60,11 +59,11 @@ RESTARTS, FAILED, FINISHED, LATE_KV, RESUMED, DROPPED, DISK_FAILURES, CONNECTION
 )
 """Counters that alerts rest on too: `docker/prometheus/alerts.yml` has the same shares and spans."""
 MOST_RESTARTS, FAILING, LATE_RESTORES = 2, 0.05, 0.2
-"""Restarts of the engine, and shares of turns, above which it is said."""
+"""Restarts of the engine, and shares of turns, above which there is a finding."""
 LEAST_LATE = 5
-"""Turns that found their KV not on the device, before a share of them is said."""
+"""Late restores below this number make no finding."""
 COUNT_S = 30.0
-"""Between two looks at the counters where nobody reads."""
+"""How often the counters are read while nobody asks for findings."""
 
 LATE_S = 2.0
 """How late a client is before it is said."""
@@ -194,7 +193,7 @@ class Findings:
             yield Finding("waiting", text + why)
 
     def _waiting_of(self, tenant: str) -> Iterator[Finding]:
-        """The same for a tenant, of its own turns. What others have is none of its business."""
+        """A tenant hears of its own turns in the queue, and nothing of what others hold."""
         if total := max((queue[tenant] for queue in self._queues), default=0):
             yield Finding("waiting", f"{counted(total, 'turn')} in the queue")
 
@@ -237,7 +236,7 @@ _WHY: Mapping[RecomputeReason | None, str] = {
     "moved": "they stayed at another server",
     None: "no tier had kept them",
 }
-"""Why tokens are computed again, in words."""
+"""Why tokens were recomputed, in words."""
 
 
 def _scarce(folder: Path, room: DiskRoom) -> Iterator[Finding]:
@@ -314,7 +313,7 @@ def _late(sessions: Collection[Session], owner: str | None) -> Iterator[Finding]
 
 
 def _recomputed(sessions: Collection[Session], owner: str | None) -> Iterator[Finding]:
-    """What last turns of the last minutes had to compute again, and why, as far as the server knows."""
+    """Tokens that sessions recomputed in their last turns, and why."""
     now = time.time()
     recent = {each: each.usage.last for each in sessions if now - each.used_at < RECENT_S}
     lost = {each: last.tokens_recomputed for each, last in recent.items() if last is not None}
@@ -336,8 +335,7 @@ def _called(session: Session, reader: str | None) -> str:
     """What its client calls it and the end of its id, or its tenant: no other tenant reads a client's text."""
     if session.owner != reader:
         return f"session …{session.id[-8:]} of tenant {session.owner}"
-    name = session.metadata.get("name") or next(iter(session.metadata.values()), "")
-    return f"{name} (…{session.id[-8:]})" if name else f"session …{session.id[-8:]}"
+    return f"{session.label} (…{session.id[-8:]})" if session.label else f"session …{session.id[-8:]}"
 
 
 def _ids(sessions: Iterable[Session]) -> tuple[SessionId, ...]:

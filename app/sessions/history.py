@@ -46,7 +46,7 @@ SERVER = "\n"
 cannot have this name.
 """
 MOST_WORDS = 16
-"""That are searched for."""
+"""Most words that a search looks for."""
 LOOK_S = 3600.0
 """Between two looks for what is too old."""
 _TABLES = """
@@ -139,7 +139,7 @@ class History(Watcher):
         self._closed: list[tuple[str, float, str, str]] = []
         self._minutes: defaultdict[tuple[int, str], Minute] = defaultdict(Minute)
         self._changed: set[tuple[int, str]] = set()
-        """Of which minutes there is more to write."""
+        """Minutes that have changed since they were written."""
         self._moved: dict[str, int] = {}
         """Bytes that the engine has moved each way, when it was last asked."""
         self._seen: dict[SessionId, _Seen] = {}
@@ -156,7 +156,7 @@ class History(Watcher):
 
     def opened(self, session: Session) -> None:
         self._then.opened(session)
-        is_paused = session.state is SessionState.PAUSED  # a fork of one that is
+        is_paused = session.state is SessionState.PAUSED  # it is a fork of a paused session
         signal = session.phase, session.returns_at
         self._seen[session.id] = _Seen(session, session.placed, signal, is_paused=is_paused)
         come = "opened" if session.created_at >= self._began else "restored"
@@ -260,7 +260,7 @@ class History(Watcher):
         self._entries.append((time.time(), "", "", json.dumps({"kind": kind, **told})))
 
     async def watch(self, read_memory: Callable[[], Awaitable[MemoryMap | None]]) -> None:
-        """Look at memory and the queue, again and again. Endless."""
+        """Sample memory and the queue for ever."""
         while True:
             if (memory := await read_memory()) is not None:
                 self._sample(memory)
@@ -291,7 +291,7 @@ class History(Watcher):
             )
 
     def _note_use(self, owner: str, device: int, host: int, disk: int, running: int, waiting: int) -> None:
-        """Note what the owner has now. A minute in which it never has anything takes no room."""
+        """Note what the owner holds now. A minute in which it holds nothing is not kept."""
         if any((device, host, disk, running, waiting)) or (int(time.time() // 60), owner) in self._minutes:
             minute = self._minute(owner)
             minute.device_bytes, minute.host_bytes, minute.disk_bytes = device, host, disk
@@ -299,7 +299,7 @@ class History(Watcher):
             minute.turns_waiting = max(minute.turns_waiting, waiting)
 
     async def run(self) -> None:
-        """Write what there is, again and again, and when the server was there last. Endless."""
+        """Write the notes for ever, and when the server was last alive."""
         if self._running is not None:
             with suppress(OSError):
                 self._running.touch()
@@ -422,7 +422,7 @@ class History(Watcher):
         self.mark("deployed" if is_other else "started", **runs)
 
     def _minute(self, owner: str) -> Minute:
-        """The one that it is now, of which something changes."""
+        """The current minute of the owner, which is written again."""
         key = int(time.time() // 60), owner
         self._changed.add(key)
         return self._minutes[key]

@@ -251,8 +251,8 @@ class Metrics:
         self._labels = {"model_name": model_name, "engine": "0"}
 
     def totals(self, memory: MemoryMap | None) -> dict[tuple[str, str], float]:
-        """What has been counted since the start, of the server and in `memory` of the engine, by name and label: for
-        findings and estimates, which look at how much of it is of the last minutes.
+        """Counters since the start, by name and label: the server's own, and those of the engine that `memory` has.
+        Findings and estimates compare them with earlier ones.
         """
         turns = self.turns
         counters = (turns.failed, turns.finished, turns.resumed_first_token, turns.inter_token, self.engine_restarts)

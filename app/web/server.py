@@ -48,7 +48,7 @@ RETRY_AFTER_S = 1
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """Looks names of hosts up on threads of its own: where no name server answers, those of all other work are free."""
+    """Resolves host names on its own threads, so that a silent name server does not block the threads of other work."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Loop(asyncio.SelectorEventLoop):
         return await self.run_in_executor(self._resolver, partial(socket.getaddrinfo, host, port, **how))
 
     def close(self) -> None:
-        """Begin no more lookups, and do not wait here for those that are under way."""
+        """Cancel queued lookups, and do not wait for those that run."""
         self._resolver.shutdown(wait=False, cancel_futures=True)
         super().close()
 

@@ -123,7 +123,7 @@ async def die_beside(
 
 
 async def test_a_turn_that_was_there_at_three_deaths_is_not_run_again(
-    engine: ListeningEngine, on_paper: SessionRegistry
+    engine: ListeningEngine, talking: FastAPI, on_paper: SessionRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = on_paper.create()
     await die_beside(engine, on_paper, session, b"ask", times=2)
@@ -136,6 +136,10 @@ async def test_a_turn_that_was_there_at_three_deaths_is_not_run_again(
         begin(on_paper, session, b"ask")
     assert not session.busy
     begin(on_paper, session, b"asks")
+    monkeypatch.setattr("app.sessions.capacity.LOOK_S", 0.0)
+    told = {each.kind: each.text for each in talking.state.services.findings.tell(None, None, is_operator=True)}
+    assert "started anew 3 times in 15 min" in told["restarts"]
+    assert "3 of 4 turns failed in 10 min, most of them with engine_restarting" in told["failing"]
 
 
 async def test_a_turn_that_comes_to_its_end_was_not_what_ended_the_engine(

@@ -38,8 +38,8 @@ from app.tenants.tenant import Directory
 
 logger = logging.getLogger(__name__)
 AT_ONCE, WAIT_S, EXPLAIN_S = 8, 10.0, 2.0
-"""How many sessions may be on their way here; how long one that has come is kept for an old home that is silent, and
-the reason why one has not come. Requests wait meanwhile.
+"""Most sessions on their way here; how long an arrived session waits for a silent old home, and how long the reason of
+a failed arrival is kept. Requests for the session wait meanwhile.
 """
 
 
