@@ -29,11 +29,9 @@ from app.tenants.tenant import Directory
 
 logger = logging.getLogger(__name__)
 SAY_S, SAY_SOON_S = 1.0, 0.1
-"""Between two measurements of the load, and between two looks at whether new work is taken."""
+"""Between two measurements of the load or attempts to tell the store, and two looks at whether new work is taken."""
 PATIENCE_S = 0.25
 """How long the engine may take to tell the load: it may be in a long step."""
-AGAIN_S = 1.0
-"""Between two attempts to write to the store that a session has arrived."""
 
 
 class Cluster:
@@ -129,4 +127,4 @@ class Cluster:
                     await self.membership.put(key, self.membership.name)
                     break
                 except DirectoryAway:
-                    await asyncio.sleep(AGAIN_S)
+                    await asyncio.sleep(SAY_S)

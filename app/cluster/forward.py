@@ -99,10 +99,7 @@ class Forwarding:
     def __init__(self, app: ASGIApp, fleet: Fleet, owners: Owners, hops: Hops, requests: Counter) -> None:
         """`requests` counts them, by whether they start a turn, and by one of `WAYS`."""
         hops.inside = self.app = app
-        self.fleet = fleet
-        self.owners = owners
-        self.hops = hops
-        self.requests = requests
+        self.fleet, self.owners, self.hops, self.requests = fleet, owners, hops, requests
         self._gathered = Gathered(fleet, owners, hops)
         for turn in ("yes", "no"):  # a series that begins with its first event has no rate of it
             for way in WAYS:

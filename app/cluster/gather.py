@@ -198,7 +198,8 @@ class Gathered:
                 except DAMAGED as error:  # such as figures of another version
                     logger.warning("figures of replicas do not go together: %s: %r", event.name, error)
                     continue
-            yield sse_event(event.name, data, joined_id(ids) if has_id else None)
+            last = ",".join(f"{each}={ids[each]}" for each in sorted(ids))
+            yield sse_event(event.name, data, last if has_id else None)
 
 
 def _event_of(block: bytes) -> _Event | None:
@@ -214,11 +215,6 @@ def _event_of(block: bytes) -> _Event | None:
     elif name in MERGED:
         MERGED[name]([view])
     return _Event(name, data, fields.get("id"), view)
-
-
-def joined_id(ids: Mapping[str, str]) -> str:
-    """One event id for the client, which names the last event of each replica."""
-    return ",".join(f"{name}={ids[name]}" for name in sorted(ids))
 
 
 def split_id(event_id: str, names: Iterable[str]) -> dict[str, str]:

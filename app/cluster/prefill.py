@@ -15,7 +15,7 @@ from functools import partial
 import msgspec
 
 from app.cluster.fleet import Replica
-from app.cluster.hop import Hops
+from app.cluster.hop import SHUNNED_S, Hops
 from app.cluster.moves.talk import PREFIX, Take, Way, connect, give, model_of, send
 from app.domain.errors import DjinnError, PeerAway, PeerFull, PeerMismatch, WrongState
 from app.domain.homes import new_session_id
@@ -33,8 +33,6 @@ PROMPT = f"{PREFIX}prompt"
 DECODE, PREFILL = "decode", "prefill"
 OFFER_S = 2.0
 """How long another server may take to say whether it computes a prompt: the turn waits for that too."""
-SHUNNED_S = 1.0
-"""How long a server that does not answer is not asked again."""
 AT_ONCE = 16
 """How many prompts may wait or be computed here. A further one is computed sooner at its home."""
 GREEDY, NO_TOKENS = SamplingParams(seed=0, temperature=0), StopRule(0)

@@ -10,7 +10,7 @@ from websockets.frames import Close
 
 from app.cluster.fleet import Replica
 from app.cluster.hop import HOP_HEADER, SHUNNED_S, Hops, end_to_end, forwarded, target_bytes
-from app.cluster.wires import CONNECT_S
+from app.cluster.wires import CONNECT_S, limit_delivery
 from app.domain.errors import ReplicaAway, ReplicaLost
 from app.domain.text import header_text
 from app.web.errors import TRY_AGAIN_LATER, closable, close_socket
@@ -55,6 +55,7 @@ async def pass_socket(hops: Hops, replica: Replica, scope: Scope, receive: Recei
         raise ReplicaAway(f"replica {replica.name} cannot be reached: try again") from error
     except InvalidHandshake as error:
         raise ReplicaLost(f"replica {replica.name} has not answered the handshake of a WebSocket as one") from error
+    limit_delivery(connection.transport)
     ways = list[asyncio.Task[None]]()
     try:
         with hops.cutting(replica, connection.transport.abort):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
+import sys
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Any
@@ -17,6 +19,8 @@ import h11
 CONNECT_S = 1.0
 IDLE_S = 30.0
 """How long an unused connection is kept. Servers keep it longer."""
+SILENT_S = 6.0
+"""How long a replica may acknowledge nothing of what was sent to it."""
 HIGH_BYTES = 256 << 10
 """With more bytes that nobody has taken, reading pauses."""
 LONGEST_HEAD = 64 << 10
@@ -26,6 +30,16 @@ Headers = list[tuple[bytes, bytes]]
 
 class WireLost(OSError):
     """The connection has ended, or did not bring valid HTTP. Its text says what the replica did."""
+
+
+def limit_delivery(transport: asyncio.BaseTransport, seconds: float = SILENT_S) -> None:
+    """Have the system drop what it has not delivered after so many seconds (RFC 5482), or when the connection closes.
+    0: it tries for minutes, also then. A request that comes after its client has repeated it undoes later turns.
+    """
+    connection = transport.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", seconds > 0, 0))
+    if sys.platform == "linux":
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * seconds))
 
 
 class Wire(asyncio.Protocol):
@@ -53,6 +67,7 @@ class Wire(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
+        limit_delivery(transport)
 
     def data_received(self, data: bytes) -> None:
         self._http.receive_data(data)
@@ -127,6 +142,7 @@ class Wire(asyncio.Protocol):
         if not self.is_fresh:
             raise WireLost("has closed the connection, or has not waited to be asked")
         self._transport.pause_reading()
+        limit_delivery(self._transport, 0)  # the engines have their own limits
         own: socket.socket = self._transport.get_extra_info("socket").dup()
         self._transport.abort()  # closes its own descriptor alone
         return own

@@ -1,7 +1,9 @@
 """Whatever ends, hangs, vanishes or comes back: no turn is wrong or lost, no name has two sessions, no wait is long."""
 
+import asyncio
 import itertools
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.cluster.chaos import AUTHORIZATION, DOOR, MOST_S, OWN_ENGINE, Agent, Cluster, Load, Network
+from app.cluster.wires import SILENT_S, Wire, WireLost
+from tests.cluster.chaos import AUTHORIZATION, DOOR, MOST_S, OWN_ENGINE, Agent, Cluster, Load, Network, enter
 from tests.cluster.pair import MODEL
 from tests.orderly import serve_thread
 from tests.waiting import wait_until
@@ -76,6 +79,37 @@ def test_a_node_vanishes_while_sessions_move_to_it_and_from_it(cluster: Cluster,
             time.sleep(AWAY_S)
             load.go_on(2, agents=[each for each in load.agents if each.home == 0])
     wait_until(lambda: ready(cluster, 2))
+
+
+def test_a_request_that_was_given_up_never_arrives(cluster: Cluster) -> None:
+    """Its client repeats it, and goes on. Then it would undo later turns."""
+    address, asked = ("10.77.3.2", 9000), [(b"host", b"r3")]
+    heard, ends = bytearray(), list[Wire | asyncio.WriteTransport]()
+
+    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ends.append(writer.transport)
+        while part := await reader.read(100):
+            heard.extend(part)
+
+    async def give_up() -> None:
+        listening = await asyncio.start_server(hear, sock=listener)
+        waits, aborted, lost = [await Wire.open(address) for _ in range(3)]
+        with cluster.network.cut(3):
+            tries = [asyncio.create_task(each.ask(b"GET", b"/", asked, b"")) for each in (waits, aborted)]
+            await asyncio.sleep(0.1)
+            aborted.abort()
+        await asyncio.sleep(2)  # after 0.2, 0.6 and 1.4 s the system sends again
+        with cluster.network.cut(3), pytest.raises(WireLost):
+            await asyncio.wait_for(lost.ask(b"GET", b"/", asked, b""), 2 * SILENT_S)
+        listening.close()
+        for end in (waits, *ends):
+            end.abort()
+        await asyncio.gather(*tries, return_exceptions=True)
+
+    with ThreadPoolExecutor(1, initializer=enter, initargs=(cluster.network.path(3),)) as pool:
+        listener = pool.submit(socket.create_server, address).result()
+    asyncio.run(give_up())
+    assert heard.count(b"GET") == 1
 
 
 def test_the_store_dies(cluster: Cluster, load: Load) -> None:

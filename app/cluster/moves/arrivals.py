@@ -38,9 +38,7 @@ from app.tenants.tenant import Directory
 
 logger = logging.getLogger(__name__)
 AT_ONCE, WAIT_S, EXPLAIN_S = 8, 10.0, 2.0
-"""Most sessions on their way here; how long an arrived session waits for a silent old home, and how long the reason of
-a failed arrival is kept. Requests for the session wait meanwhile.
-"""
+"""Most sessions on their way here; how long one waits for its silent old home; how long its failure is kept."""
 
 
 class GivenUp(Exception):

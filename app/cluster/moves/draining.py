@@ -28,8 +28,7 @@ from app.sessions.session import Session
 
 logger = logging.getLogger(__name__)
 MOST_REFUSALS, TRIES = 8, 2
-"""Sessions that a peer may refuse, one after the other, before it is offered no more, and how often it is offered one.
-"""
+"""Sessions that a peer may refuse in a row before it gets no more offers, and how often it is offered one."""
 PATIENCE_S, AWAY_S = 0.2, 1.0
 """Seconds without an offer to a peer that refused one, which a move under way may fill, or that did not answer."""
 DISTURBED_S, MOST_DISTURBED = 0.5, 4
@@ -47,9 +46,7 @@ FULL, EASED = 0.1, 0.2
 CLEARLY = 0.25
 """How much larger the free share of a peer's host memory must be, so that moves do not make it the fuller one."""
 RESTS_S, STAYS_S, SHUNNED_S = 30.0, 600.0, 30.0
-"""A session stays if it may go on within the first, or has arrived or could not go within the second. A peer that has
-refused one gets no offer for the third.
-"""
+"""Whose turn is nearer stays; what came, or could not go, stays so long; a peer that refused is left out so long."""
 
 
 class Draining:
