@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from app.cli import main
 from app.cluster.wires import SILENT_S, Wire, WireLost
 from tests.cluster.chaos import AUTHORIZATION, DOOR, MOST_S, OWN_ENGINE, Agent, Cluster, Load, Network, enter
 from tests.cluster.pair import MODEL
@@ -68,7 +69,10 @@ def test_a_server_or_its_engine_stands_still(cluster: Cluster, load: Load, what:
     wait_until(lambda: ready(cluster, OWN_ENGINE))
 
 
-def test_a_node_vanishes_while_sessions_move_to_it_and_from_it(cluster: Cluster, load: Load) -> None:
+def test_a_node_vanishes_while_sessions_move_to_it_and_from_it(
+    cluster: Cluster, load: Load, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DJINN_API_KEY", "sesame")
     with ThreadPoolExecutor(4) as pool:
         for there, each in itertools.product(("r1", "r2") * 100, elsewhere(load, 0)):
             path = f"{DOOR}/v1/sessions/{each.session}/move"
@@ -78,6 +82,8 @@ def test_a_node_vanishes_while_sessions_move_to_it_and_from_it(cluster: Cluster,
             pool.shutdown(wait=False, cancel_futures=True)
             time.sleep(AWAY_S)
             load.go_on(2, agents=[each for each in load.agents if each.home == 0])
+            assert main(["ps", "--url", DOOR]) == 0
+            assert capsys.readouterr().out.startswith("! replica r2 is away")
     wait_until(lambda: ready(cluster, 2))
 
 
