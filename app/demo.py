@@ -109,8 +109,8 @@ async def _pause(djinn: AsyncDjinn, url: str) -> None:
 
 @contextlib.contextmanager
 def _running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A `djinn` that ends with the block. Its standard output is for the block."""
-    process = subprocess.Popen(child_command(*arguments), stdout=subprocess.PIPE, text=True)
+    """A `djinn` that ends with the block, and does not hear of Ctrl-C itself. Its standard output is for the block."""
+    process = subprocess.Popen(child_command(*arguments), stdout=subprocess.PIPE, text=True, process_group=0)
     try:
         yield process
     finally:
@@ -123,16 +123,17 @@ def _running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 @contextlib.contextmanager
 def _as_interrupt() -> Iterator[None]:
-    """In the block SIGTERM does what Ctrl-C does, so that no server outlives the demo."""
+    """In the block SIGTERM, and SIGHUP of a closed terminal, do what Ctrl-C does: no server outlives the demo."""
 
     def hear(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, hear)
+    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, action in before.items():
+            signal.signal(number, action)
 
 
 COMPARISONS = ("density", "capacity")
