@@ -102,7 +102,8 @@ def test_looks_leave_steps_most_of_the_time_and_tenants_share_the_rest(clock: Cl
             spent[tenant] += clock.now - before
         most = max(most, clock.now - began)
         clock.now += 60.0 if step == 400 else 0.024  # a long prompt was computed
-    assert 0.9 < sum(spent.values()) / (SHARE * (clock.now - 60.0) + MOST_SAVED_S) < 1.1
+    # The most was saved before the first step, and by the long prompt.
+    assert 0.9 < sum(spent.values()) / (SHARE * (clock.now - 60.0) + 2 * MOST_SAVED_S) < 1.1
     assert min(spent.values()) > 0.4 * sum(spent.values())
     assert most <= MOST_SAVED_S + 2 * part_s
 

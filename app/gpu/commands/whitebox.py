@@ -65,7 +65,7 @@ ADDED = (Point.ATTN_OUT, Point.MLP_OUT, Point.RESID_POST)
 """Points whose numbers are added to the residual stream, and the stream itself."""
 WRITING = (Point.Z, Point.MLP_POST)
 """Points before a projection that writes to it: each head or neuron writes by itself."""
-SHARE = 0.025
+SHARE = 0.02
 """Of the engine's time, that all looks together take while turns are under way."""
 MOST_SAVED_S = 0.03
 """Most of that share that is saved for later: a first look is done at once, and a long step is not made up for."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from app.domain.breakpoints import Feature, Need, OfTopK
 from app.domain.errors import NotFound, UploadMissing, UploadsFull
 from app.gpu.device.hardware import is_out_of_memory
-from app.gpu.state.checkpoints import GetUpload
+from app.gpu.state.checkpoints import GetUpload, InParts
 
 AT_ONCE = 1 << 24
 """Activations that are computed together, of a dictionary with many features: 64 MiB."""
@@ -113,7 +113,7 @@ def _parts(hidden: Tensor, tensors: Mapping[str, Tensor]) -> Sequence[Tensor]:
     return parts
 
 
-def translated(hidden: Tensor, layers: Sequence[int], tensors: Mapping[str, Tensor], *, adds: bool) -> Tensor:
+def translated(hidden: Tensor, layers: Sequence[int], tensors: Mapping[str, Tensor], *, adds: bool) -> InParts[Tensor]:
     """What a lens makes of residual streams `[rows, hidden_size]` after `layers`, one for each row: neighbours of one
     layer are multiplied at once. A layer without a matrix is read as it is.
     """
@@ -126,4 +126,5 @@ def translated(hidden: Tensor, layers: Sequence[int], tensors: Mapping[str, Tens
             rows = rows + made if adds else made
         parts.append(rows.to(hidden.dtype))
         first = end
+        yield None
     return torch.cat(parts)
