@@ -17,16 +17,18 @@ export function Dialog({ title, onClose, children, ...rest }) {
     const asked = document.activeElement;
     const { current } = dialog;
     current.showModal();
+    current.onclose = onClose;
     addEventListener("hashchange", onClose);
     return () => {
       removeEventListener("hashchange", onClose);
       onClose();
+      current.onclose = null; // it is told later, when another may be open
       current.close(); // until then what is behind it takes no focus
       (asked.isConnected && !asked.disabled ? asked : document.getElementById("main")).focus();
     };
   }, []);
   return html`
-    <dialog ref=${dialog} aria-labelledby="dialog-title" onClose=${onClose} ...${rest}>
+    <dialog ref=${dialog} aria-labelledby="dialog-title" ...${rest}>
       <div class="stack"><h2 id="dialog-title">${title}</h2>${children}</div>
     </dialog>
   `;
