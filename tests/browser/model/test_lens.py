@@ -131,16 +131,12 @@ def test_other_tokens_of_the_same_number_are_read_anew(inside: Inside) -> None:
 
 def test_an_edit_outdates_the_answer_that_is_under_way(inside: Inside) -> None:
     held: list[tuple[Route, APIResponse]] = []
-
-    def hold_first(route: Route) -> None:
-        if held:
-            route.continue_()
-        else:
-            held.append((route, route.fetch()))
-
-    inside.page.route(re.compile(rf"{inside.id}/lens\?"), hold_first)
+    lens = re.compile(rf"{inside.id}/lens\?")
+    inside.page.route(lens, lambda route: held.append((route, route.fetch())), times=1)
     last = inside.layers - 1
     inside.pause_at(last)
+    while not held:  # the answer from before the edit
+        inside.page.wait_for_timeout(10)
     position = inside.view["checkpoint"]["end"] - 1
     inside.page.get_by_label("Operation").select_option("ablate")
     inside.button("Try it").click()
