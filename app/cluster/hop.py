@@ -36,7 +36,7 @@ from app.web.sse import disconnected
 
 logger = logging.getLogger(__name__)
 LOOK_S, LOOK_PATIENCE_S, MISSES = 1.0, 4.0, 2
-"""Between two checks of a replica with requests of this one; how long one may take; how many misses make it away."""
+"""Seconds between checks of a replica with requests of this one, and for a check; failed checks until it is away."""
 SHUNNED_S = 2.0
 """How long a replica that cannot be reached counts as away: longer than it takes to find that another cannot either."""
 MOST_IDLE, LARGEST = 256, 64 << 20

@@ -63,7 +63,7 @@ MOST_RESTARTS, FAILING, LATE_RESTORES = 2, 0.05, 0.2
 LEAST_LATE = 5
 """Late restores below this number make no finding."""
 COUNT_S = 30.0
-"""How often the counters are read while nobody asks for findings."""
+"""Between two readings of the counters while no client asks for findings."""
 
 LATE_S = 2.0
 """How late a client is before it is said."""
@@ -193,7 +193,7 @@ class Findings:
             yield Finding("waiting", text + why)
 
     def _waiting_of(self, tenant: str) -> Iterator[Finding]:
-        """A tenant hears of its own turns in the queue, and nothing of what others hold."""
+        """A tenant sees only its own queued turns."""
         if total := max((queue[tenant] for queue in self._queues), default=0):
             yield Finding("waiting", f"{counted(total, 'turn')} in the queue")
 

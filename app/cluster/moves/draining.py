@@ -46,7 +46,7 @@ FULL, EASED = 0.1, 0.2
 CLEARLY = 0.25
 """How much larger the free share of a peer's host memory must be, so that moves do not make it the fuller one."""
 RESTS_S, STAYS_S, SHUNNED_S = 30.0, 600.0, 30.0
-"""Whose turn is nearer stays; what came, or could not go, stays so long; a peer that refused is left out so long."""
+"""A session stays that returns sooner, or for so long after it came or failed to go; how long a peer is left out."""
 
 
 class Draining:

@@ -20,7 +20,7 @@ import { creating } from "./open.js";
 
 const size = (count) => (count === 0 ? html`<span class="dim">${bytes(0)}</span>` : bytes(count));
 
-/** `by` is what a column is sorted by; `width` is in pixels, the least for one that `grows` with the table. A phone has room for some. */
+/** A column sorts by `by`. `width` is in pixels, the minimum for one that `grows`. A phone shows only some. */
 const COLUMNS = [
   { title: "Session", by: "name", width: 176, grows: "18%", onPhone: 114, cell: (view) => html`<${Name} view=${view} />` },
   { title: "Tags", width: 112, grows: "auto", cell: (view) => html`<${Tags} view=${view} />` },

@@ -43,7 +43,7 @@ def test_each_token_is_drawn_where_it_begins_and_the_keyboard_walks_and_rewinds(
     expect(conversation).to_contain_text("Position 2")
     group.press("Enter")
     expect(page.get_by_role("button", name="Rewind to here")).to_be_focused()
-    for _ in range(20):  # one that was closed must not close the next one
+    for _ in range(20):  # closing a dialog must not close the next one
         page.keyboard.press("Enter")
         expect(page.get_by_role("dialog")).to_contain_text("Rewind to position 2?")
         page.keyboard.press("Enter")
