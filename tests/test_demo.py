@@ -61,6 +61,11 @@ def test_agents_come_and_go_with_the_server(demo: tuple[subprocess.Popen[str], s
     assert psutil.wait_procs(started, timeout=WAIT_S)[1] == []
 
 
+def test_a_closed_terminal_ends_it_in_order(demo: tuple[subprocess.Popen[str], str]) -> None:
+    demo[0].send_signal(signal.SIGHUP)
+    assert demo[0].wait(WAIT_S) == 130
+
+
 def test_an_agent_keeps_its_session_when_it_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_module, "TOOL_S", (0.0, 0.0))
 
